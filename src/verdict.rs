@@ -1,23 +1,24 @@
-//! The verdict on a reply: what to do with the request that it answers. No other file knows these error codes of
-//! Redis. `RESTARTED` is a code of our own: `lua/red_acquire.lua` returns it. The text of that error contains the server's
-//! `run_id`, which `KnownMaster::learn` reads.
+//! The verdict on a reply: what to do with the request that it answers. No other file knows the error codes of Redis in
+//! the table below. `RESTARTED` is a code of our own: `lua/red_acquire.lua` returns it. The text of that error contains
+//! the server's `run_id`, which `KnownMaster::learn` reads.
 //!
-//! | code | a request that a thread waits for | a user's script | a release, an undo, a renewal |
+//! | code | a request that a thread waits for, but not a user's script | a user's script (a thread waits for it) | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
 //! | `NOSCRIPT` | `SendText`; `Never` if the script's text was sent | the same, if the error has the server's own words (`No matching script`); otherwise `Never` | like the first column |
-//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row; `Never` if it names no node | the same, if the redirection names the slot of the script's keys; otherwise `Never` | like the first column; `Later` if it names no node |
+//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row; `Never` if it names no node | like the first column, if the redirection names the slot of the script's keys; otherwise `Never` | like the first column; `Later` if it names no node |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | `Later` | `Never` | `Later` |
 //! | `MISCONF`, `OOM` | `Never` | `Never` | `Later` |
 //! | any other | `Never` | `Never` | `Never` |
 //!
-//! A user's script can return any code, so a code does not prove that the script has not run. The server's own words, or a
-//! redirection that names the slot of the script's keys, are taken as evidence that the script has not run.
+//! A user's script can return any code, so a code does not prove that the script has not run. `NOSCRIPT` with the server's
+//! own words, or a redirection that names the slot of the script's keys, is taken as evidence that the script has not run.
 
 use std::io;
 
 use redis::{ErrorKind, RedisError, Value};
 
-/// How many redirections in a row a request follows before it pauses: two nodes may redirect it to each other.
+/// How many redirections in a row a request follows without a pause. A limit is needed since two nodes may redirect it to
+/// each other.
 pub(crate) const REDIRECTIONS: u8 = 4;
 
 /// The meaning of a reply for its request.
@@ -42,7 +43,7 @@ pub(crate) struct Redirection {
     /// Empty or `?` if it is the host that was asked.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// The node serves these keys while their slot is on its way there, and only behind `ASKING`.
+    /// An `ASK`: the slot is still moving to the node, which serves the request only behind `ASKING`.
     pub(crate) is_asking: bool,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct Redirection {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestFacts {
     pub(crate) kind: RequestKind,
-    /// The server has the script's text, or needs none.
+    /// The request was sent with the script's text, or runs no script.
     pub(crate) by_text: bool,
     /// How often in a row nodes have redirected the request.
     pub(crate) redirected: u8,
@@ -61,7 +62,7 @@ pub(crate) struct RequestFacts {
 /// Kinds of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    /// A thread waits for the answer, but not until `MISCONF` or `OOM` has passed.
+    /// A thread waits for the answer. It does not wait for `MISCONF` or `OOM` to pass.
     Waited,
     /// A thread waits for the answer of a user's script, whose first key, if there is any, is in this slot.
     Users(Option<u16>),
@@ -105,10 +106,10 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> RequestFacts) -> Ver
     }
 }
 
-/// Whether the error may be handled as the server's own. That is false for a `NOSCRIPT` or a redirection that a user's
-/// script may have returned: it would lead to a second sending although the script may have run. A script is unlikely to
-/// return the server's words, or a redirection that names the slot of the script's own keys. Other errors never lead to a
-/// second sending of a user's script, so they pass.
+/// Whether to treat the error as the server's, not as one that a user's script returned. That is false for a `NOSCRIPT` or
+/// a redirection that a user's script may have returned, since these lead to a second sending although the script may have
+/// run. A script is unlikely to return the server's words, or a redirection that names the slot of the script's own keys.
+/// Other errors never lead to a second sending of a user's script, so for them the result is `true`.
 fn is_from_server(err: &RedisError, kind: RequestKind) -> bool {
     let RequestKind::Users(slot) = kind else {
         return true;
@@ -145,9 +146,9 @@ impl Redirection {
 pub(crate) enum Reach {
     /// The error concerns no other request.
     Request,
-    /// These keys are on their way to another node. Each key alone may be served.
+    /// The keys of the request are on their way to another node. A request with only one of them may succeed.
     Keys,
-    /// These slots may be served by another node by now.
+    /// The slots of the request may be served by another node by now.
     Slots,
     /// The server is no master any more.
     Master,
@@ -164,7 +165,7 @@ enum Class {
     Redirection {
         is_asking: bool,
     },
-    /// The server is not ready to serve, and will be.
+    /// The server is not ready to execute the request, but will be later.
     Passes(Reach),
     /// The server takes no writes until somebody makes room.
     NoWrites,
@@ -216,14 +217,14 @@ pub(crate) fn is_crowded(err: &RedisError) -> bool {
     detail.starts_with("max number of clients")
 }
 
-/// Whether the error is about this key: it has moved, holds something else, or its name spreads the keys of one script over
-/// several slots.
+/// Whether the error is about a key of the request: the key has moved, has another type, or is in another slot than the
+/// request's other keys.
 pub(crate) fn is_about_the_key(err: &RedisError) -> bool {
     let codes = ["MOVED", "ASK", "TRYAGAIN", "WRONGTYPE", "CROSSSLOT"];
     codes.contains(&err.code().unwrap_or_default())
 }
 
-/// Whether the reply says that the server has forgotten its scripts.
+/// Whether the reply says that the server does not know the script (any more).
 pub(crate) fn has_forgotten_scripts(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(err) if err.code() == "NOSCRIPT")
 }
@@ -246,8 +247,8 @@ fn line_of(err: &RedisError) -> String {
     )
 }
 
-/// The redirection of a request that was redirected too often. The nodes agree again once the slot has moved, so
-/// `is_transient` has to be true, which it is not for the redirection itself.
+/// The redirection of a request that was redirected too often. The nodes will agree once the slot has moved, so this error
+/// has to be one that passes (`is_transient`); the redirection itself is not.
 fn in_a_circle(redirection: &RedisError) -> RedisError {
     let text = format!(
         "the nodes of the cluster do not agree which of them has the slot: {}",

@@ -1,5 +1,5 @@
-//! A connection apart from those that locks use, for the questions of people: the answers may be long, and no lock must
-//! wait behind them. Made when it is needed, and closed when it is dropped.
+//! A separate connection for the questions of operators: the answers may be long, and no lock must wait behind them. The
+//! connection is made when it is needed, and closed when it is dropped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::net::socket::{self, Duplex, LARGEST_MAP};
 /// The name of the connection in `CLIENT LIST`.
 const ROLE: &str = "operations";
 
-/// How many questions are under way at the same time: so few that a socket takes them at once.
+/// How many questions are written before their answers are read: so few that the socket takes them without waiting.
 const AT_ONCE: usize = 64;
 
 pub(crate) struct Apart {
     connection: Duplex,
-    /// The scripts that the server was sent over it.
+    /// The scripts whose text was sent over this connection.
     introduced: Vec<&'static Script>,
 }
 

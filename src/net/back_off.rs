@@ -13,10 +13,10 @@ pub(crate) struct BackOff {
 }
 
 impl BackOff {
-    /// A server that a thread waits for: electing a master takes a while.
+    /// A server that a thread waits for. The pauses grow, since electing a master takes a while, but stay short.
     pub(crate) const SERVER: Self = Self::of_millis(10, 250);
 
-    /// A server that no thread waits for: it may be gone for good.
+    /// A server that no thread waits for. The pauses grow long, since it may be gone for good.
     pub(crate) const BACKGROUND: Self = Self::of_millis(10, 10_000);
 
     /// A refusal that does not pass by itself, such as a wrong password, whether a thread waits or not.
@@ -32,7 +32,7 @@ impl BackOff {
         }
     }
 
-    /// The pause after so many failures in a row; none before the first.
+    /// The pause after `failures` failures in a row; zero if nothing has failed.
     pub(crate) fn after(self, failures: u32) -> Duration {
         match failures.checked_sub(1) {
             Some(doublings) => {
@@ -62,8 +62,8 @@ impl NextTry {
         }
     }
 
-    /// An attempt begun at `began` failed or brought nothing new. If the last failure is long ago, this one counts as the
-    /// first.
+    /// The next try after an attempt that began at `began`, and that failed or is to be followed by a pause anyway. If the
+    /// last failure is long ago, this one counts as the first.
     pub(crate) fn after_failure(&self, began: Instant) -> Self {
         let rested = began.saturating_duration_since(self.since);
         let pause = BackOff::BACKGROUND.after(self.failures);
@@ -88,7 +88,7 @@ impl NextTry {
         self.failures > 0
     }
 
-    /// When it is due, while a thread waits for it or while none does.
+    /// When the next try is due. `is_waited_for`: a thread waits for it.
     pub(crate) fn due(&self, is_waited_for: bool) -> Instant {
         let rule = match (self.is_refused, is_waited_for) {
             (true, _) => BackOff::REFUSED,

@@ -16,8 +16,8 @@ use crate::verdict::{RequestFacts, RequestKind};
 /// Why a command has no usable reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// Until the deadline there was no connection, or only a silent one, or the server was not ready. For a deferred call:
-    /// the reply did not come in time, even if the connection works.
+    /// Until the deadline there was no connection, or only a silent one, or the server was not ready. For a deferred call
+    /// also: the reply did not come in time, though the connection may work.
     Unreachable(RedisError),
     /// The deadline passed before the reply came, although the connection works. Or there is no connection, and the last
     /// one was given up before `max_silence` was over, so perhaps the server was merely slow.
@@ -25,8 +25,9 @@ pub(crate) enum Fault {
     /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.
     Refused(RedisError),
-    /// The command was sent and may have run, and no answer tells. Only for commands that are not undone: guarded
-    /// commands, which are not sent again, and requests marked `applied_once`, if no repetition succeeded in time.
+    /// The command may have run, and no answer says whether it has. Occurs only for commands without an undo: guarded
+    /// commands, which are not sent again once they may have run, and `applied_once` requests of which no repetition
+    /// succeeded in time.
     Unknown(RedisError),
     /// The caller has to stop: it was cancelled, or the client is being closed.
     Stopped,
@@ -58,7 +59,7 @@ impl Fault {
         }
     }
 
-    /// Whether the server responds, and only this reply came too late.
+    /// Whether the fault is [`Late`](Self::Late): the caller's time was perhaps merely too short.
     pub(crate) fn is_late(&self) -> bool {
         matches!(self, Self::Late(_))
     }
@@ -92,16 +93,17 @@ pub(crate) struct DeferredInfo {
     pub(crate) name: Arc<str>,
     /// The owner of the released hold, for the log; empty if there is no hold.
     pub(crate) owner: Text<LONGEST_OWNER>,
-    /// From then on the release is given up: the lease is over, or Redis may have forgotten that the release has run.
+    /// When the release is given up: the lease is over by then, or Redis may have forgotten that it has already run the
+    /// release.
     pub(crate) useful_until: Instant,
-    /// The end of the hold's validity; `None` if the hold was no longer valid when it was released. If the reply says that
-    /// the hold was gone, but arrives after this moment, the lease may have ended on the way. That does not prove a loss
-    /// before the release.
+    /// The end of the hold's validity; `None` if the hold was no longer valid when it was released. A reply that says that
+    /// the hold was gone proves a loss before the release only if it arrives before this moment; later, the lease may have
+    /// ended while the release was under way.
     pub(crate) valid_until: Option<Instant>,
     /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
     /// quorum's hold, where only the majority counts. Both count as undos in the ledger and for the backlog.
     pub(crate) undo: bool,
-    /// Whether the release gives back something without a lease, which is lost for good unless the release arrives.
+    /// Whether what is released has no lease, and so stays taken until the release arrives.
     pub(crate) has_no_lease: bool,
 }
 
@@ -168,8 +170,9 @@ pub(crate) struct Call {
     changed: Condvar,
 }
 
-/// The state of a call. The mutex and the condition variable are the standard library's: `parking_lot` keeps waiting threads in
-/// a table, and every reply wakes one (bench: 64 threads on 64 locks).
+/// The state of a call. The mutex and the condition variable are the standard library's: `parking_lot` keeps the waiting
+/// threads of the whole process in one table, which every reply would use to wake a thread (bench: 64 threads on 64
+/// locks).
 pub(crate) struct CallProgress(Mutex<CallState>);
 
 impl CallProgress {
@@ -187,9 +190,10 @@ impl CallProgress {
 #[derive(Clone)]
 pub(crate) struct CallState {
     pub(crate) phase: CallPhase,
-    /// Taken before the first byte of the latest sending was written; long ago if the call was never sent.
+    /// Taken before the first byte of the latest sending was written; before the first sending, a moment in the distant
+    /// past.
     pub(crate) sent_at: Instant,
-    /// A script is sent by its text.
+    /// Whether the script is sent by its text.
     pub(crate) by_text: bool,
     pub(crate) sendings: u32,
     followers: Followers,
@@ -210,7 +214,7 @@ pub(crate) struct CallState {
 }
 
 /// The threads that [follow](Call::follow) a call. Threads that followed an earlier sending are not counted: a connection
-/// appoints one of the counted threads to lead it, and an earlier follower may never look at this connection again.
+/// appoints its next leader among the counted threads, and an earlier follower might never look at this connection.
 #[derive(Clone, Copy, Default)]
 struct Followers {
     sending: u64,
@@ -219,7 +223,7 @@ struct Followers {
 
 #[derive(Clone, Debug)]
 pub(crate) enum CallPhase {
-    /// On no connection; with the error if the call's connection failed.
+    /// On no connection; with the error if the connection was lost, or the server rejected the call for now.
     Idle(Option<RedisError>),
     Awaiting,
     Done(Value),
@@ -227,8 +231,8 @@ pub(crate) enum CallPhase {
 }
 
 impl CallState {
-    /// A connection queues the call. Threads that followed an earlier sending were woken, or are about to be, by the thread that
-    /// ended that sending. The leader of this connection must not count on them, so the count begins again.
+    /// A connection queues the call. Threads that followed an earlier sending were woken, or are about to be, by the
+    /// thread that ended that sending. This connection must not appoint them, so the count begins again at 0.
     pub(crate) fn begin_sending(&mut self) {
         self.phase = CallPhase::Awaiting;
         self.sendings += 1;
@@ -252,7 +256,7 @@ impl CallState {
         self.followers.sending
     }
 
-    /// A thread no longer follows that sending.
+    /// A thread no longer follows the given sending.
     pub(crate) fn end_following(&mut self, sending: u64) {
         if self.followers.sending == sending {
             self.followers.count -= 1;
@@ -262,7 +266,7 @@ impl CallState {
     /// Takes one of the replies that are due. After the last, returns the reply that counts.
     pub(crate) fn take_reply(&mut self, value: Value, awaits_replicas: bool) -> Option<Value> {
         if self.replies_before > 0 {
-            // If `ASKING` has failed, the command itself is rejected as well.
+            // This reply does not matter: if `ASKING` has failed, the command itself is rejected as well.
             self.replies_before -= 1;
             return None;
         }
@@ -335,7 +339,7 @@ impl Call {
         state
     }
 
-    /// Wakes the threads that follow the call. The caller first changes the state, under the mutex of the call.
+    /// Wakes the threads that follow the call. If the caller has changed the call, it did so under the call's mutex.
     pub(crate) fn wake(&self) {
         self.changed.notify_all();
     }
@@ -420,12 +424,12 @@ impl Call {
         self.state.lock().has_waited = true;
     }
 
-    /// The undo of the call; `None` if it need not be undone even when executed.
+    /// The undo of the call; `None` if the call is not undone, even if it was executed.
     pub(crate) fn undo(&self) -> Option<Deferred> {
         Some(self.undo.as_ref()?.undo())
     }
 
-    /// Whether any byte of the call may have reached a server.
+    /// Whether a server may have executed the call, or may still do so.
     pub(crate) fn was_sent(&self) -> bool {
         self.state.lock().sendings > 0
     }

@@ -11,15 +11,16 @@
 //!    └─────────────────┴────── its last waiter ends it ────┴── LINGER is over, or the lock is lost ◄────┘
 //! ```
 //!
-//! A waiter whose wait has succeeded leaves its subscription behind: nothing is written before its call returns, and the next
-//! waiter on the channel need not subscribe. All lingering subscriptions are in one queue, here.
+//! A waiter whose wait has succeeded leaves its subscription behind: nothing is written before its call returns, and the
+//! next waiter on the channel need not subscribe. All lingering subscriptions are in one queue, `Channels::lingering`.
 //!
-//! A waiter that asks for the lock first and subscribes afterwards may have missed a message in between. So it asks again
-//! once its subscription is confirmed, even if the server had confirmed the channel for another waiter before. If the
-//! subscription was confirmed before the waiter first asked, one request is enough.
+//! A waiter that asks for the lock before it is subscribed may have missed a message after that request. So it asks again
+//! once the channel is confirmed, even if that was already the case when it subscribed. A waiter that first asks when its
+//! subscription is confirmed needs only one request.
 //!
-//! Confirmations come in the order of the commands, so a queue of what was sent shows to which of several subscriptions to one
-//! channel a confirmation belongs. The confirmation of a subscription that has ended by then does not count.
+//! Confirmations come in the order of the commands. So if a channel was subscribed to several times, the queue of sent
+//! commands shows which subscription a confirmation is for. The confirmation of a subscription that has ended by then does
+//! not count.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -32,8 +33,8 @@ use crate::net::write_queue::WriteQueue;
 /// How long a subscription lingers. A lingering subscription costs every release on its channel a few microseconds, and other
 /// processes take it for a waiter.
 ///
-/// If processes take turns and each has the lock for less than that, the next wait finds its subscription still there, and
-/// costs neither a SUBSCRIBE nor a second request.
+/// If processes take turns and each has the lock for less than `LINGER`, a process finds its subscription still there at
+/// its next wait, and needs neither a SUBSCRIBE nor a second request.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
 
 /// Above this capacity an empty map is freed.
@@ -49,17 +50,17 @@ pub(crate) trait Listener: Send + Sync {
     /// connection was lost.
     fn set_answered(&self, is_answered: bool);
 
-    /// Nothing has happened, but the listener's thread is to check how long it has waited.
+    /// No message has come, but the listener's thread should check how long it has waited.
     fn look_again(&self) {}
 }
 
 /// All channels, and the commands under way on the connection if there is one.
 #[derive(Default)]
 pub(super) struct Channels {
-    /// Sharded channels have commands of their own.
+    /// Whether the channels are sharded. Sharded channels have commands of their own.
     sharded: bool,
     wanted: HashMap<Arc<str>, Channel>,
-    /// The first channel to which the server does not let this user subscribe.
+    /// The channel that was last reported as `News::Refused`; `None` before that, and after `News::Allowed`.
     refused: Option<Arc<str>>,
     /// The subscriptions that were left behind, in the order in which they end. Each may have been taken over or have ended
     /// since.
@@ -71,7 +72,7 @@ pub(super) struct Channels {
 
 struct Channel {
     waiters: Vec<RegisteredListener>,
-    /// Until then a subscription that was left behind is kept, even if no thread waits on it.
+    /// Until when a subscription that was left behind is kept even if no thread waits on it.
     lingers_until: Option<Instant>,
     /// The number of this subscription, by which its confirmation is known.
     epoch: u64,
@@ -138,17 +139,17 @@ impl Exchange {
     }
 }
 
-/// A change in what this user may do, as an answer shows it.
+/// What an answer has shown about this user's rights.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// The first channel that is refused.
+    /// This channel is refused, and no refusal was reported since the last `Allowed`.
     Refused(Arc<str>),
     /// The channel of the last `Refused` is allowed now.
     Allowed,
 }
 
-/// In a cluster the channels of a slot may move to another node. Then their subscriptions here are forgotten: a waiter on such
-/// a channel is woken to ask again, and subscribes at the other node.
+/// In a cluster the channels of a slot may move to another node. Then these channels are forgotten at this node: their
+/// waiters are woken, ask again, and subscribe at the other node.
 impl Channels {
     pub(super) fn new(sharded: bool) -> Self {
         Self {
@@ -163,7 +164,7 @@ impl Channels {
         channel.is_some_and(|channel| channel.waiters.iter().any(|known| known.number == waiter))
     }
 
-    /// Forgets all channels that do not belong here.
+    /// Forgets all channels for which `belongs` is false, and unsubscribes from them.
     pub(super) fn keep(&mut self, belongs: impl Fn(&str) -> bool) {
         let strays: Vec<_> = self
             .wanted
@@ -179,8 +180,8 @@ impl Channels {
         }
     }
 
-    /// The server has ended the subscription to a channel. Returns `false` if it was asked to, and `true` if the channel
-    /// belongs to another node now.
+    /// The server has ended the subscription to a channel. Returns `false` if an UNSUBSCRIBE had asked for that, and
+    /// `true` if the channel belongs to another node now.
     pub(super) fn ended(&mut self, name: &str) -> bool {
         let Some(exchange) = &mut self.exchange else {
             return false;
@@ -204,8 +205,9 @@ impl Channels {
             Some(
                 ChannelCommand::Subscribe { channel, .. } | ChannelCommand::Unsubscribe { channel },
             ) => is_moved(channel),
-            // The node ended the subscription while UNSUBSCRIBE was under way. `ended` took that message for the reply and
-            // removed the command, so this error belongs to no command.
+            // Possible if the node ended the subscription while UNSUBSCRIBE was under way. Then `ended` took the node's
+            // message for the reply to UNSUBSCRIBE and removed the command, so this error belongs to no command that is
+            // left.
             Some(ChannelCommand::Ping) | None => false,
         };
         if is_meant
@@ -251,7 +253,8 @@ impl Channels {
         channel.is_some_and(|channel| channel.refused)
     }
 
-    /// A waiter begins to listen, and is notified when the server has answered. Returns its number.
+    /// A waiter begins to listen. It is told at once whether the server has answered, and if not, again when it has.
+    /// Returns its number.
     pub(super) fn subscribe(&mut self, name: &Arc<str>, waiter: Arc<dyn Listener>) -> u64 {
         let Self {
             wanted,
@@ -281,7 +284,8 @@ impl Channels {
                 refused: false,
             }
         });
-        // No answer comes between these two steps: `answered` needs the same mutex, and then finds the waiter.
+        // No answer comes between these two steps: `answered` is called under the subscriber's mutex too, so it finds the
+        // waiter.
         waiter.set_answered(channel.is_answered());
         channel.waiters.push(RegisteredListener {
             number: self.last_waiter,
@@ -290,7 +294,7 @@ impl Channels {
         self.last_waiter
     }
 
-    /// A waiter stops listening. The subscription lingers if the waiter leaves it behind.
+    /// A waiter stops listening. If the waiter leaves the subscription behind, it lingers until `lingers_until`.
     pub(super) fn end(&mut self, name: &Arc<str>, waiter: u64, lingers_until: Option<Instant>) {
         let Some(channel) = self.wanted.get_mut(name) else {
             return;
@@ -340,7 +344,8 @@ impl Channels {
         if self.wanted.is_empty() && self.wanted.capacity() > SPARE {
             self.wanted = HashMap::new();
         }
-        // The answer to a SUBSCRIBE under way comes first, finds no channel or a later epoch, and confirms nothing.
+        // If a SUBSCRIBE is under way, its answer comes before that to UNSUBSCRIBE, finds no channel or a later epoch, and
+        // confirms nothing.
         if (channel.asked || channel.confirmed)
             && let Some(exchange) = &mut self.exchange
         {
@@ -348,7 +353,8 @@ impl Channels {
         }
     }
 
-    /// There is a connection, over which all wanted channels are subscribed. `again`: the connection replaces an earlier one.
+    /// There is a connection now: queues SUBSCRIBE for all wanted channels. `again`: the connection replaces an earlier
+    /// one.
     pub(super) fn connected(&mut self, again: bool) {
         let mut exchange = Exchange {
             sharded: self.sharded,
@@ -370,8 +376,8 @@ impl Channels {
         self.exchange = None;
         for channel in self.wanted.values_mut() {
             (channel.asked, channel.confirmed, channel.refused) = (false, false, false);
-            // The waiters are told under the mutex. After it, a waiter could already listen to another channel or at another
-            // master, and would take this signal for that subscription.
+            // The waiters are told under the mutex. Once it is released, a waiter could already listen to another channel
+            // or at another master, and would take this signal for that subscription.
             for waiter in &channel.waiters {
                 waiter.listener.set_answered(false);
             }
@@ -383,13 +389,13 @@ impl Channels {
         Some(&mut self.exchange.as_mut()?.unwritten)
     }
 
-    /// Whether a command was not answered.
+    /// Whether a command has no answer yet.
     pub(super) fn is_owed(&self) -> bool {
         let exchange = self.exchange.as_ref();
         exchange.is_some_and(|exchange| !exchange.awaiting.is_empty())
     }
 
-    /// Asks for a sign of life.
+    /// Queues a PING.
     pub(super) fn ping(&mut self) {
         if let Some(exchange) = &mut self.exchange {
             exchange.send(ChannelCommand::Ping);
@@ -423,8 +429,8 @@ impl Channels {
             channel.asked = false;
             channel.confirmed = !refused;
             channel.refused = refused;
-            // The waiters are told under the mutex. After it, a waiter could already listen to another channel, and would
-            // take this confirmation for that subscription.
+            // The waiters are told under the mutex. Once it is released, a waiter could already listen to another channel,
+            // and would take this answer for that subscription.
             for waiter in &channel.waiters {
                 waiter.listener.set_answered(true);
                 // A message may have been missed while the subscription was lost.
@@ -434,7 +440,7 @@ impl Channels {
             }
         }
         if refused {
-            // Rights may be granted later.
+            // Rights may be granted later, so `ask_again` sends the command again.
             exchange
                 .again_at
                 .get_or_insert(now + BackOff::REFUSED.first);
@@ -458,8 +464,8 @@ impl Channels {
         }
     }
 
-    /// Repeats postponed and refused commands that are still wanted, once it is time. Returns that time if it is too
-    /// early; `None` if nothing is left to repeat.
+    /// Repeats postponed and refused commands that are still wanted, once it is time. If it is too early, returns that
+    /// time; otherwise `None`.
     pub(super) fn ask_again(&mut self, now: Instant) -> Option<Instant> {
         let Self {
             wanted, exchange, ..

@@ -24,7 +24,7 @@ use crate::net::socket::{Duplex, Endpoint};
 /// The name of the threads.
 const THREAD: &str = "redlatch-connect";
 
-/// Makes a connection on a thread of its own, and hands it, or why there is none, to `done` on that thread.
+/// Makes a connection on a new thread, and calls `done` there with the connection or the reason why there is none.
 ///
 /// `role` is the connection's name in `CLIENT LIST`. The attempt takes `timeout` at most, not counting the steps without a
 /// time limit: the look-up of a host, once it has begun, and the user's own function for logging in.
@@ -72,8 +72,8 @@ impl Dialling {
     ) -> RedisResult<Self> {
         let (done, made) = bounded(1);
         let progress = start(masters, node, role, timeout, move |made, attempt| {
-            // The old connection works, so a failure does not mean that the server is gone: `give_up` keeps it from the log
-            // and the observer.
+            // A successor's failure does not mean that the server is gone, since the old connection works: `give_up` keeps
+            // the failure from the log and the observer.
             if is_successor {
                 attempt.give_up();
             }
@@ -83,7 +83,7 @@ impl Dialling {
         Ok(Self { made, progress })
     }
 
-    /// The outcome, if it is known after `slice`.
+    /// Waits for the outcome for at most `slice`; `None` if it is not known by then.
     pub(crate) fn wait(&self, slice: Duration) -> Option<RedisResult<Duplex>> {
         self.made.recv_timeout(slice).ok()
     }
@@ -103,7 +103,7 @@ impl Drop for Dialling {
 /// Replaces a connection before its login is too old.
 #[derive(Default)]
 pub(crate) struct Succession {
-    /// When the successor is made, if ever.
+    /// When to begin making the successor, if ever.
     pub(crate) at: Option<Instant>,
     pub(crate) under_way: Option<Dialling>,
 }
@@ -116,8 +116,8 @@ impl Succession {
         }
     }
 
-    /// Makes the successor once it is time, and returns the outcome once it is known. If the attempt has failed, `advance`
-    /// starts another one later.
+    /// Called again and again: starts making the successor once it is time, and returns the outcome once it is known. If
+    /// the attempt has failed, `advance` starts another one later.
     pub(crate) fn advance(
         &mut self,
         masters: &Arc<Masters>,

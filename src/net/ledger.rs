@@ -19,22 +19,23 @@
 //!    submitted there before. `submit` does no I/O and is called under the mutex of the local lock, so the next acquire of this
 //!    process comes behind the release. [`Connection::deliver`] then writes what the socket takes, and never waits. If bytes are
 //!    left and no thread goes on to write, housekeeping is woken.
-//! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server rejects
-//!    the release for now, the connection rests for a moment. While it rests, it takes only the entries that must precede a
-//!    new command (step 5). If another node has to execute the release, the map of slots is corrected, and housekeeping is
-//!    woken.
+//! 2. **Answered.** The thread that leads reads the reply, and [`verdict`] says what the reply means. If the server
+//!    rejects the release for now, the connection rests for a moment. While it rests, it takes only the entries that must
+//!    precede a new command (step 5). If another node has to execute the release, it becomes an entry, the map of slots is
+//!    corrected (not after `ASK`), and housekeeping is woken.
 //! 3. **Lost.** If the connection is lost, the server may have executed the release or not. So the release becomes an entry
 //!    and is sent again unchanged. If it was an entry before, it gets the position that it had then.
-//! 4. **Taken.** A connection takes a [`BATCH`] of entries when it comes up, and the next one once these are answered. So other
-//!    commands go in between, however many entries an outage has left. An entry is taken by the connection to the node that
-//!    serves its slot at that time: entries follow the slot when it moves or a master fails.
+//! 4. **Taken.** A connection takes a batch of entries (see [`BATCH`]) when it comes up, and the next batch once this one
+//!    is answered. So other commands go in between, however many entries an outage has left. An entry is taken by the
+//!    connection to the node that serves its slot at that time: entries follow the slot when it moves or a master fails.
 //! 5. **In order.** Before a command, the connection sends what the ledger has about its keys, up to [`AT_ONCE`] entries.
-//!    Otherwise an acquire would find a hold that is long over. A thread that waits for a release triggers this as well.
-//! 6. **Useless.** Housekeeping gives up entries after their `useful_until`, and connects to each node that serves an
-//!    entry.
+//!    Otherwise an acquire would find the lock held by a hold that its owner has ended. A thread that waits for the answer
+//!    to a release has the entries about its keys sent as well.
+//! 6. **Useless.** Housekeeping gives up entries after their `useful_until`. To send the others, it connects to their
+//!    nodes.
 //!
-//! Memory only, with no clock. Adding, finding and removing an entry cost the logarithm of how many entries there are, since
-//! an outage may leave hundreds of thousands.
+//! The ledger does no I/O and reads no clock. An outage may leave hundreds of thousands of entries, so adding, finding and
+//! removing one takes logarithmic time.
 //!
 //! [`Nodes::submit`]: crate::net::nodes::Nodes::submit
 //! [`Connection::deliver`]: crate::net::connection::Connection::deliver
@@ -56,29 +57,30 @@ use crate::net::request::Request;
 use crate::net::slot::slot_of;
 use crate::verdict::Redirection;
 
-/// A batch ends with the entry that reaches this many bytes. On a slow network, the command behind a batch waits until the
-/// batch is transferred.
+/// A batch ends with the entry that reaches this many bytes: a command behind the batch waits until it is transferred,
+/// which takes long on a slow network.
 const BATCH: usize = if cfg!(test) { 30 } else { 16 * 1024 };
 
-/// How many entries about the same name are sent before a command. Also a threshold: if an undo is unanswered and this many
-/// calls are in flight, a new attempt waits (`Pipeline::backlog_end`).
+/// How many entries about the keys of a command are sent before it, at most. Also a threshold: if an undo is unanswered
+/// and this many calls are in flight, a new attempt waits (`Pipeline::backlog_end`).
 pub(super) const AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
 pub(crate) struct Ledger {
     pub(super) map: Arc<Masters>,
-    /// How many entries there are. Every command reads this without the mutex, and mostly finds zero. A release that finds no
-    /// connection is counted before another thread of this process can ask for its name: rule 4 at [`Entry`](crate::hold::Entry).
+    /// How many entries there are. Every command reads this without the mutex, and mostly finds zero. A release that finds
+    /// no connection is in this count before another thread of this process can try to acquire the same lock: rule 4 at
+    /// [`Entry`](crate::hold::Entry).
     count: AtomicUsize,
     entries: Mutex<Entries>,
 }
 
-/// The slot of an entry, and its sequence number, which it keeps until it is settled.
+/// An entry's slot and sequence number. A call keeps its number until it is settled, also while it is under way.
 type LedgerPlace = (u16, u64);
 
 #[derive(Default)]
 struct Entries {
-    /// Calls that another node executes only behind `ASKING`. They are submitted there by the next step of housekeeping,
-    /// or by the next command to that node, which they precede whatever keys the command has.
+    /// Calls that another node executes only behind `ASKING`. The next step of housekeeping submits them to that node. If
+    /// a command to that node comes first, they are queued before it, whatever its keys.
     asked: Vec<Arc<Call>>,
     /// By slot and sequence number.
     slots: BTreeMap<u16, BTreeMap<u64, Arc<Call>>>,
@@ -184,7 +186,7 @@ impl Ledger {
         })
     }
 
-    /// Removes up to `most` entries that are useless by now, by their `useful_until`.
+    /// Removes up to `most` entries whose `useful_until` has come.
     pub(super) fn take_useless(&self, now: Instant, most: usize) -> Vec<Arc<Call>> {
         self.change(|entries| {
             let useless = entries.ends.range(..=(now, LAST)).take(most);
@@ -193,9 +195,9 @@ impl Ledger {
         })
     }
 
-    /// Removes all entries. Returns two numbers. The second counts the entries that may find nothing: undos of acquires, and
-    /// releases of one node's part of a quorum's hold. The first counts all other releases, and undos of permits without a
-    /// lease.
+    /// Removes all entries. Returns two counts. The second counts the undos of acquires, and the releases of one node's
+    /// part of a quorum's hold: entries that may find nothing. The first counts all others, also undos of permits without
+    /// a lease.
     pub(super) fn forget(&self) -> (u64, u64) {
         let all = self.change(std::mem::take);
         let calls = all.slots.values().flat_map(BTreeMap::values);

@@ -1,4 +1,4 @@
-//! Bytes: sockets, the pipelined connection, messages.
+//! The network: sockets, pipelined connections, the masters, and messages on channels.
 
 pub(crate) mod apart;
 pub(crate) mod back_off;

@@ -14,13 +14,14 @@
 //! Redis answers in the order in which it was asked, so the oldest awaiting command owns the next reply. The way of a
 //! deferred command is described at the [ledger](crate::net::ledger).
 //!
-//! Some calls are several commands, one right behind the other: `ASKING` before one for a node that has a key but not yet
-//! the key's slot, `WAIT` behind one that replicas have to acknowledge. The replies to these commands count together.
+//! Some calls consist of several commands in a row: `ASKING` precedes a command to a node to which the slot of its key is
+//! still moving, and `WAIT` follows a command that replicas have to acknowledge. The call is answered once all its
+//! commands are.
 //!
-//! A script is sent by its hash, and by its text once the server has answered that it does not know it. For some calls,
-//! perhaps no thread reads the reply: the process may end right after a release, and one master of a quorum may answer
-//! when the others have decided. So of these calls, the first one for each script over a connection carries the text, and
-//! so does the first one after a `NOSCRIPT`.
+//! A script is sent by its hash, or by its text after the server has answered `NOSCRIPT`. But `NOSCRIPT` helps only if a
+//! thread reads it, and the replies to some calls (`unattended`) may be read late or never: the process may end right
+//! after a release, and a quorum may be decided before its last master answers. So on each connection the first such call
+//! of each script carries the text, and so does the first after a `NOSCRIPT`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ use crate::net::socket::unasked;
 use crate::net::write_queue::WriteQueue;
 use crate::verdict::{self, Reach, RequestKind, Verdict, verdict};
 
-/// Makes a node carry out the next command although the slot of its key is still on its way there.
+/// Makes a node execute the next command although the key's slot is still moving to this node.
 const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
 
 /// How long a connection [rests](Pipeline::rests_until) after the server has replied that it cannot serve now.
@@ -44,8 +45,8 @@ const REST: Duration = Duration::from_millis(50);
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
-/// After this long without a command, the next one puts the connection [in doubt](InFlight::is_in_doubt). While anything is
-/// held, a PING tests it first.
+/// After this long without a command, the next one puts the connection [in doubt](InFlight::is_in_doubt). While the client
+/// holds anything, a PING tests such a connection before a command needs it.
 pub(super) const PING_AFTER: Duration = Duration::from_secs(2);
 
 /// The commands of a client to one node, over one connection after another.
@@ -56,8 +57,8 @@ pub(super) struct Pipeline {
     in_flight: Option<InFlight>,
     /// Deferred calls that are on no connection.
     ledger: Arc<Ledger>,
-    /// The server has replied that it cannot serve now. Until this moment only the entries that have to precede a new
-    /// command are taken from the ledger.
+    /// The end of the rest after a reply that the server cannot serve now. During the rest, only entries that have to
+    /// precede a new command are taken from the ledger.
     rests_until: Option<Instant>,
     /// The last undo that was submitted, until its outcome is known: see [`backlog_end`](Self::backlog_end).
     last_undo: Option<Arc<Call>>,
@@ -79,11 +80,12 @@ pub(super) struct InFlight {
     pub(super) last_heard: Instant,
     /// When a read last found nothing: everything that had arrived by then has been read.
     pub(super) quiet_at: Instant,
-    /// The connection was idle for so long before the queued command that the server may have closed it. The thread that
-    /// writes next checks that first.
+    /// Before the oldest unanswered command was queued, the connection was idle for [`IDLE`]: the server may have closed
+    /// it. The thread that writes next checks that first.
     pub(super) check_before_write: bool,
     /// The server has sent nothing since a caller timed out, or since the first command after a long idle time (a firewall
-    /// may have forgotten the connection). Until the server sends something, a shorter silence ends the connection.
+    /// may have forgotten the connection). Then a silence shorter than `max_silence` may end the connection: see
+    /// `Connection::patience`.
     pub(super) is_in_doubt: bool,
     /// The scripts whose texts were sent with calls whose replies may never be read.
     introduced: Vec<&'static Script>,
@@ -105,8 +107,8 @@ pub(super) struct Replied {
     pub(super) call: Arc<Call>,
     /// Another node has to execute the call, and its connection takes the call from the ledger.
     pub(super) is_elsewhere: bool,
-    /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `ReadLeadership`. This is read before
-    /// the call can be sent again: each sending counts its own followers.
+    /// A thread followed the call when the reply arrived, and has to be woken: rule 6 at `ReadLeadership`. Noted before
+    /// the call can be sent again, which would reset the count of followers.
     pub(super) was_followed: bool,
     /// Why the connection has to be closed now, if so.
     pub(super) leaving: Option<RedisError>,
@@ -114,7 +116,7 @@ pub(super) struct Replied {
 
 /// The remains of a lost connection.
 pub(super) struct Lost {
-    /// Calls without a reply for which threads wait.
+    /// The unanswered calls that threads follow.
     pub(super) followed: Vec<Arc<Call>>,
     /// The bytes that undo the lost acquires. The server may still have an acquire unread, and execute it after the next
     /// holder has come and gone.
@@ -211,7 +213,7 @@ impl Pipeline {
     pub(super) fn backlog_end(&mut self) -> Option<Arc<Call>> {
         self.last_undo.take_if(|undo| undo.outcome().is_some());
         let awaiting = &self.in_flight.as_ref()?.awaiting;
-        // With fewer in flight, the server is about to answer.
+        // With fewer in flight, the wait would not be worth it: a working server answers them soon.
         let has_backlog = self.last_undo.is_some() && awaiting.len() >= AT_ONCE;
         awaiting.back().filter(|_| has_backlog).cloned()
     }
@@ -220,7 +222,7 @@ impl Pipeline {
         self.rests_until.is_some_and(|until| now < until)
     }
 
-    /// Takes what concerns the keys of a request from the ledger now, if the server can be asked.
+    /// Queues what the ledger has about the keys of a request, unless the connection is down or rests.
     pub(super) fn bring(&mut self, about: &Request, now: Instant) {
         let rests = self.rests(now);
         if let Some(in_flight) = self.in_flight.as_mut().filter(|_| !rests) {
@@ -313,8 +315,8 @@ impl Pipeline {
                 on_reply.given_up(deferred, &err);
                 call.state.lock().phase = CallPhase::Broken(err);
             }
-            // The server has not executed this release, but it executes the commands that were sent behind it. An acquire
-            // of the same name among these finds the lock taken. Its thread is notified when the release is executed now.
+            // The server has not executed this release, but executes the commands behind it. So an acquire among these may
+            // find the lock still taken; its thread is notified when the release, sent again here, is executed.
             Verdict::SendText => {
                 call.send_text();
                 // The call is idle only while the connection's mutex is held, so no waiting thread takes it for a lost one.
@@ -323,17 +325,18 @@ impl Pipeline {
                     in_flight.enqueue(call, now);
                 }
             }
-            // This connection's mutex is held, so another one must not be called from here: the ledger hands the release over.
+            // With this connection's mutex held, another connection must not be called. So the release goes through the
+            // ledger.
             Verdict::Elsewhere(redirection) => {
                 call.discount_sending(None);
                 self.ledger.redirect(call, self.node, &redirection);
                 return true;
             }
-            // Without this pause, the next batch would be rejected at once, and again and again.
+            // The connection rests (`rests_until`): otherwise batch after batch would be rejected at once.
             Verdict::Later(err) => {
                 call.discount_sending(Some(err.clone()));
                 call.reset_redirections();
-                // From here on the connection to another node may take the call, so its state is not changed any more.
+                // From here on another connection may take the call, so its state is not changed any more.
                 self.ledger.keep([call]);
                 self.rests_until = Some(now + REST);
                 if let Some(in_flight) = &mut self.in_flight
@@ -359,17 +362,18 @@ impl Pipeline {
             if state.is_followed() {
                 followed.push(Arc::clone(call));
             }
-            // The server cannot have executed a call without a written byte.
+            // A call of which no byte was written cannot have been executed.
             state.sendings -= u32::from(index >= written);
-            // The server may have executed any other. A release may be sent again; anything else is undone, and its thread
-            // decides.
+            // Any other may have been executed. A deferred call is sent again. A call that is not deferred is left to its
+            // thread, which decides whether to send it again; its undo, if it has one, is written behind it if the socket
+            // still works.
             if call.deferred.is_some() {
                 state.phase = CallPhase::Idle(Some(why.clone()));
             } else {
                 state.phase = CallPhase::Broken(why.clone());
                 drop(state);
                 if let Some(undo) = call.undo() {
-                    // The reply is never read, so the text is sent.
+                    // The reply to the undo is never read, and might be `NOSCRIPT`. So the script is sent by its text.
                     let wording = Wording {
                         by_text: true,
                         sharded: self.ledger.map.is_sharded(),
@@ -378,8 +382,8 @@ impl Pipeline {
                 }
             }
         }
-        // From here on another connection may take these calls and send them. The threads in `followed`, which are woken later
-        // and without the mutex, find each call idle, sent again, or done.
+        // From here on another connection may take these calls and send them. The threads that follow them, woken later
+        // and without the mutex, find each of them idle, sent again, or settled.
         let deferred = in_flight.awaiting.iter();
         self.ledger
             .keep(deferred.filter(|call| call.deferred.is_some()));
@@ -418,9 +422,9 @@ impl Pipeline {
     }
 }
 
-/// Whether a script may give such a reply: a number, a string, nothing, or an array of these. The array has up to three
-/// elements, or up to as many as the request has keys and arguments (one for each lock that it renews, or place that it
-/// refreshes).
+/// Whether the reply may be one of a script of this crate: a number, a string, nil, an error, or an array of these. An
+/// array has at most three elements, or at most as many as the request has keys and arguments: the reply to a joined
+/// request has one for each lock or place.
 fn is_of_a_script(reply: &Value, request: &Request) -> bool {
     let is_one =
         |part: &Value| !matches!(part, Value::Array(_) | Value::Okay | Value::SimpleString(_));
@@ -491,7 +495,7 @@ impl InFlight {
         self.awaiting.len()
     }
 
-    /// When the oldest command was sent whose reply is due.
+    /// When the oldest unanswered call was queued; `None` if no reply is due.
     pub(super) fn due_since(&self) -> Option<Instant> {
         Some(self.awaiting.front()?.state.lock().sent_at)
     }
@@ -506,15 +510,15 @@ impl InFlight {
         self.quiet_at >= moment
     }
 
-    /// The calls whose threads wait to be woken, the first one first.
+    /// The calls that threads follow, the oldest first.
     pub(super) fn followed_calls(&self) -> impl Iterator<Item = &Arc<Call>> {
         let awaiting = self.awaiting.iter();
         awaiting.filter(|call| call.state.lock().is_followed())
     }
 
-    /// Whether a thread writes although another leads: with a third of the commands unwritten, the server may run out of
-    /// work before the leader writes. More writes cost more than they bring (bench: 3, 8 and 64 threads on as many locks,
-    /// also with a server that is 1 ms away).
+    /// Whether a thread should write although another leads: once a third of the calls in flight is unwritten, the server
+    /// may run out of work before the leader writes. Writing earlier costs more than it brings (bench: 3, 8 and 64 threads
+    /// on as many locks, also with a server that is 1 ms away).
     pub(super) fn is_worth_a_write(&self) -> bool {
         self.unwritten.calls >= self.due() / 3
     }
@@ -528,7 +532,7 @@ impl InFlight {
         !self.unwritten.is_empty()
     }
 
-    /// The unwritten bytes go over another connection, perhaps to another server. A reason to leave stays: the successor may
+    /// The unwritten bytes go over another connection, perhaps to another server. `leaving` is kept: the successor may
     /// lead to the same server.
     pub(super) fn go_on(&mut self, now: Instant) {
         (self.last_heard, self.check_before_write, self.is_in_doubt) = (now, false, false);

@@ -21,7 +21,7 @@ pub(crate) enum ScriptRef {
 }
 
 impl ScriptRef {
-    /// A user's script is sent as it is.
+    /// A user's script is sent unchanged, also to servers with sharded channels.
     fn encoded(&self, wording: Wording) -> &[u8] {
         match self {
             Self::Ours(script) => script.encoded(wording),
@@ -121,14 +121,14 @@ const HEAD: usize = 3;
 /// Enough for the requests of a lock with a name of 40 bytes.
 const TYPICAL: usize = 192;
 
-/// A command, encoded but for its [`Wording`].
+/// A command, encoded except for what its [`Wording`] decides.
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) script: Option<ScriptRef>,
     parts: usize,
     /// The parts behind the script; of a command without one, all parts.
     packed: Vec<u8>,
-    /// The purpose of the command, as errors say it.
+    /// What the command is for, as it appears in error messages.
     pub(crate) doing: &'static str,
     /// `WAIT` follows the command, and the reply to `WAIT` follows the command's reply.
     pub(crate) acknowledgements: Option<Acknowledgements>,
@@ -236,7 +236,7 @@ impl Request {
         matches!(self.script, Some(ScriptRef::Users(_)))
     }
 
-    /// The kind of request, while a thread waits for its answer.
+    /// The kind of a request whose answer a thread waits for.
     pub(crate) fn kind(&self) -> RequestKind {
         match self.is_users_script() {
             true => RequestKind::Users(self.first_key().map(slot_of)),
@@ -250,7 +250,7 @@ impl Request {
         self.keys().skip(if self.is_sent_once { 2 } else { 0 })
     }
 
-    /// About how many bytes this request adds to those joined with it: its keys and arguments.
+    /// About how many bytes this request adds to one that it is joined with: its keys and arguments.
     pub(crate) fn joined_len(&self) -> usize {
         self.packed.len()
     }
@@ -298,7 +298,7 @@ impl Request {
         both.split_at(both.len() - args.len())
     }
 
-    /// Appends the command as it is without sharded channels.
+    /// Appends the command in the wording for servers without sharded channels.
     pub(crate) fn write(&self, out: &mut Vec<u8>, by_text: bool) {
         self.write_as(out, Wording::plain(by_text));
     }
@@ -318,7 +318,7 @@ impl Request {
         }
     }
 
-    /// The key or channel whose slot says where it belongs; none for a command that any server answers.
+    /// The key or channel whose slot decides which node gets the request; `None` for a command that any server answers.
     pub(crate) fn first_key(&self) -> Option<&[u8]> {
         if self.script.is_some() {
             return self.keys().next();

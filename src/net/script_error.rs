@@ -7,7 +7,7 @@
 //! | 7.0 and later, Valkey 8 | `OOM command not allowed … script: 7dcc…, on @user_script:24.` |
 //! | Valkey 9.1 | `OOM command not allowed … script: on @user_script:24.` |
 //!
-//! If the user lacks the right to run a command of the script, every server says `ERR`.
+//! If the user lacks the right to run a command of the script, every server says `ERR` instead of `NOPERM`.
 
 use redis::{ServerError, Value};
 
@@ -39,8 +39,8 @@ fn meaning<'a>(code: &'a str, detail: &'a str) -> Option<(&'a str, &'a str)> {
     };
     let (code, text) = match inner {
         Some(inner) => coded(inner.strip_prefix('-').unwrap_or(inner)),
-        // If the user lacks a right, and the script returns the error that `redis.pcall` gave it, the text names no place
-        // in the script.
+        // If the script returns the error for a missing right that `redis.pcall` gave it, the text names no place in the
+        // script, so `before_script` finds none.
         None => match before_script(detail) {
             None if is_denied(code, detail) => (code, detail),
             text => (code, text?),
@@ -61,13 +61,14 @@ fn is_denied(code: &str, text: &str) -> bool {
     code == "ERR" && denied.iter().any(|denied| text.starts_with(denied))
 }
 
-/// The text behind the number of a line and `: `.
+/// The text after a line number and `: `, if `text` begins with these.
 fn behind_line(text: &str) -> Option<&str> {
     let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
     rest.strip_prefix(": ").filter(|_| rest.len() < text.len())
 }
 
-/// A text that may begin with a code: two capitals at least.
+/// Splits a text into its code and the rest. A code is a first word of two or more capitals; without one, the code is
+/// `ERR`.
 fn coded(text: &str) -> (&str, &str) {
     let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
     if first.len() > 1 && first.bytes().all(|byte| byte.is_ascii_uppercase()) {

@@ -1,4 +1,4 @@
-//! The slot of a key: which of the masters of a cluster has it.
+//! The slot of a key. Each slot of a cluster belongs to one master.
 //!
 //! Source: <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#key-distribution-model>.
 
@@ -10,8 +10,8 @@ pub(crate) fn slot_of(key: &[u8]) -> u16 {
     crc16(tag_of(key)) % SLOTS
 }
 
-/// The text between the first opening brace and the first closing one behind it; the whole key if there is none, or it is
-/// empty.
+/// The text between the first `{` and the first `}` behind it; the whole key if a brace is missing or nothing is between
+/// them.
 fn tag_of(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|&byte| byte == b'{') else {
         return key;

@@ -1,8 +1,9 @@
 //! The subscriber: a thread with a connection of its own, which receives the messages for all waiting threads.
 //!
-//! [`Channels`] keeps which channels are wanted, independent of the connection. A waiting thread adds its channel and writes
-//! SUBSCRIBE itself, while the subscriber's thread blocks in a read. After a lost connection that thread subscribes to all
-//! wanted channels again, and wakes every waiter once, since a message may have been missed.
+//! [`Channels`] stores which channels are wanted, whether there is a connection or not. A waiting thread adds its channel
+//! and writes SUBSCRIBE itself, since the subscriber's thread blocks in a read. If the connection is lost, the
+//! subscriber's thread makes another, subscribes to all wanted channels again, and wakes every waiter once, since a
+//! message may have been missed.
 //!
 //! The mutex is not held during I/O.
 
@@ -49,7 +50,7 @@ struct State {
     live: Option<Live>,
     /// When the last reply came on the current connection.
     heard_at: Option<Instant>,
-    /// When the first command was written after that reply.
+    /// When, after the reply at `heard_at`, a thread first began to write commands.
     asked_at: Option<Instant>,
     /// When the last message or confirmation came.
     news_at: Option<Instant>,
@@ -59,8 +60,8 @@ struct State {
 }
 
 impl State {
-    /// Whether there was news lately: the waiter that it woke may leave a subscription to linger, so the subscriber's thread
-    /// reads in short slices.
+    /// Whether there was news lately. If so, a waiter that was woken may leave its subscription lingering, so the
+    /// subscriber's thread reads in short slices.
     fn has_news(&self, now: Instant) -> bool {
         self.news_at
             .is_some_and(|at| now.saturating_duration_since(at) < 3 * LINGER)
@@ -78,7 +79,7 @@ pub(crate) struct Subscription {
     channel: Arc<str>,
     /// The number of the waiter.
     waiter: u64,
-    /// Whether to keep the channel subscribed for a while.
+    /// Whether the subscription may linger after the drop.
     lingers: bool,
 }
 
@@ -122,8 +123,8 @@ impl Subscriber {
         waiter: &Arc<impl Listener + 'static>,
     ) -> Option<Subscription> {
         let mut state = self.state.lock();
-        // `retire_if_unused` sets this under the mutex, and only while no channel is wanted. So no waiter is left to a thread that
-        // ends.
+        // `retire_if_unused` sets this under the mutex, and only while no channel is wanted. So no waiter depends on a
+        // thread that ends.
         if state.retired {
             return None;
         }
@@ -143,8 +144,8 @@ impl Subscriber {
         }
     }
 
-    /// Ends a lingering subscription to `channel`, so that Redis does not count this process among the listeners of its
-    /// next release.
+    /// Ends a lingering subscription to `channel`, so that Redis does not count this process among the listeners when the
+    /// next release is announced there.
     pub(crate) fn end_lingering(&self, channel: &str) {
         if !self.process.is_copy() {
             let mut state = self.state.lock();
@@ -161,10 +162,12 @@ impl Subscriber {
         }
     }
 
-    /// Writes for the subscriber's thread, including bytes that other threads have left; `true` if there is more.
+    /// Called by the subscriber's thread: writes what is queued, including bytes that other threads have left. Returns
+    /// whether bytes are left, or another thread is still writing.
     ///
-    /// If true, the subscriber's thread reads only for a short time. If the `flush` of another thread leaves bytes during
-    /// a long read, the server's answer to the bytes already written ends that read. Then the rest is written.
+    /// If so, the subscriber's thread reads only for a short time, and then writes again. If another thread's `flush`
+    /// leaves bytes during a long read, the server's answer to what was written ends the read early. Then the rest is
+    /// written.
     fn write_rest(&self, state: &mut MutexGuard<'_, State>) -> bool {
         self.write(state);
         let is_writing = state.live.as_ref().is_some_and(|live| live.writing);
@@ -195,7 +198,7 @@ impl Subscriber {
             (Ok(Some(_)), Some(live)) => live.writing = false,
             // The connection was lost during the write. The next one has a `writing` of its own.
             (Ok(_), _) => {}
-            // `writing` stays set: no thread writes over this connection any more, until `hang_up` drops it.
+            // `writing` stays set, so no thread writes over this connection again before `hang_up` drops it.
             (Err(err), _) => MutexGuard::unlocked(state, || {
                 report!(Debug, "subscribing: {err}");
                 // The subscriber's thread finds the connection closed and makes another.
@@ -207,8 +210,8 @@ impl Subscriber {
     /// Closes the connection if a command on it is overdue; the subscriber's thread then makes another. If nothing has come
     /// for a while, sends a PING; if that is not answered, a later check closes the connection.
     ///
-    /// Called by the threads that wait for messages, each time before they park: the subscriber's thread blocks in a read, and
-    /// without a waiter it does not matter whether the connection works.
+    /// Called by the threads that wait for messages, each time before they park, since the subscriber's thread itself
+    /// blocks in a read. Without a waiter it does not matter whether the connection works.
     fn check(&self) {
         let (mut state, now) = (self.state.lock(), Instant::now());
         let (Some(live), Some(heard_at)) = (&state.live, state.heard_at) else {
@@ -236,7 +239,7 @@ impl Subscriber {
         writer.shut_down();
     }
 
-    /// Ends the thread.
+    /// Makes the thread end.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;
@@ -245,8 +248,8 @@ impl Subscriber {
 
     /// Wakes the thread, which finds that it has to end: `stopped` or `retired` is set.
     fn end_thread(&self, mut state: MutexGuard<'_, State>) {
-        // The caller has set the flag under the mutex, which is still locked. So a connection that `listen` installs later
-        // finds the flag there, and an earlier one is in `live` and is shut down here.
+        // The caller has set the flag under the mutex, which is still locked. So if `listen` installs a connection later,
+        // it finds the flag, and an earlier connection is in `live` and is shut down here.
         let live = state.live.take();
         drop(state);
         self.changed.notify_all();
@@ -267,7 +270,7 @@ impl Subscriber {
         }
     }
 
-    /// The oldest unanswered command was confirmed, or refused with `refusal`.
+    /// The oldest unanswered command was carried out, or was refused with `refusal`.
     fn answered(&self, refusal: Option<&RedisError>) {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -295,7 +298,7 @@ impl Subscription {
         self.lingers = true;
     }
 
-    /// Lets a thread that is about to wait for messages check the connection; see [`Subscriber::check`].
+    /// Checks the connection, for a thread that is about to wait for messages; see [`Subscriber::check`].
     pub(crate) fn check(&self) {
         self.subscriber.check();
     }
@@ -324,7 +327,7 @@ impl Drop for Subscription {
 impl Subscriber {
     /// The body of the subscriber's thread.
     pub(crate) fn run(&self) {
-        // Nothing here should panic; if something does, waiting threads must still be notified.
+        // Nothing here should panic; if something does, waiting threads still need a subscriber.
         while std::panic::catch_unwind(AssertUnwindSafe(|| self.listen_until_stopped())).is_err() {
             report!(
                 Error,
@@ -345,8 +348,8 @@ impl Subscriber {
                     if self.retire_if_unused(&mut state) {
                         return;
                     }
-                    // A thread that subscribes, or ends this one, notifies with the mutex held or after it has set a flag
-                    // under it, so no wake-up is lost.
+                    // A thread that subscribes notifies with the mutex held, and one that makes this thread end sets a
+                    // flag under the mutex first. So no wake-up is lost.
                     self.changed.wait(&mut state);
                 }
                 if state.stopped {
@@ -357,15 +360,16 @@ impl Subscriber {
             match self.connect() {
                 Ok(connection) => {
                     let mut next = Ok(connection);
-                    // A successor subscribes after the old connection is closed. Messages in between are missed, so
-                    // `again` notifies all waiters.
+                    // A successor subscribes after the old connection is closed. Messages in between are missed, so with
+                    // `again` each waiter is notified once its SUBSCRIBE is answered.
                     while let Ok(connection) = next {
                         let again = std::mem::replace(&mut has_connected, true);
                         if again {
                             self.settings.counters.resubscriptions.add(1);
                         }
                         next = self.listen(connection, again);
-                        // A greeting alone is no success: the server may reject every SUBSCRIBE.
+                        // The pauses become short again only if a confirmation or a message came: the server may reject
+                        // every SUBSCRIBE.
                         if self.hang_up() {
                             failures = 0;
                         }
@@ -392,7 +396,7 @@ impl Subscriber {
                 self.look_around();
             }
             let mut state = self.state.lock();
-            // A thread that subscribes notifies as well, which must not shorten the pause.
+            // `changed` is also notified when a thread subscribes, which must not shorten the pause.
             let again_at = Instant::now() + time::jittered(rule.after(failures));
             while !state.stopped && Instant::now() < again_at {
                 self.changed.wait_until(&mut state, again_at);
@@ -400,7 +404,7 @@ impl Subscriber {
         }
     }
 
-    /// Waits for a connection, unless the thread has to stop or another node may have the channels by now.
+    /// Makes a connection. Gives up if the thread has to stop or another node may have the channels by now.
     fn connect(&self) -> Result<Duplex, RedisError> {
         let version = self.map.version();
         let timeout = self.settings.connect_timeout;
@@ -415,8 +419,8 @@ impl Subscriber {
         }
     }
 
-    /// Subscribes to all wanted channels and handles what comes, until the connection is lost, or there is another to
-    /// replace it, since its login was old.
+    /// Subscribes to all wanted channels and handles what comes, until the connection is lost. If its login is old,
+    /// returns the successor that replaces it.
     fn listen(&self, connection: Duplex, again: bool) -> Result<Duplex, RedisError> {
         let mut succession = Succession::of(&connection, &self.endpoint);
         let mut reader = connection.reader;
@@ -428,7 +432,7 @@ impl Subscriber {
                 writing: false,
             });
             state.heard_at = Some(Instant::now());
-            // The flag was set before `live`, so the thread that set it could not shut this socket down.
+            // If a flag was set before `live`, the thread that set the flag could not shut this socket down.
             if state.stopped || state.retired {
                 return Err(socket::timed_out("the connection is not needed any more"));
             }
@@ -483,7 +487,7 @@ impl Subscriber {
                 self.follow(&redirection);
                 return Ok(());
             }
-            // The server is busy. A new connection would not help.
+            // The server cannot execute the command now. A new connection would not help.
             Verdict::Later(err) => {
                 report!(Debug, "subscribing: {err}; asking again");
                 self.state.lock().channels.postpone(Instant::now());
@@ -517,8 +521,8 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Forgets the connection; nobody is listening until there is another. Returns whether a subscription was confirmed over
-    /// it.
+    /// Closes and forgets the connection; nobody listens until there is another. Returns whether a confirmation or a
+    /// message came over it.
     fn hang_up(&self) -> bool {
         let mut state = self.state.lock();
         let live = state.live.take();

@@ -1,12 +1,13 @@
-//! The subscribers of a client: one for each master on whose channels anybody waits, made when somebody first does.
+//! The subscribers of a client: one for each master on whose channels a thread has waited, made at the first wait.
 //!
 //! ```text
 //!            somebody subscribes                the node is no master any more, and nobody waits
 //!    none ───────────────────────► its thread ──────────────────────────────────────────────────► none
 //! ```
 //!
-//! A sharded channel is known only to the master of its slot, so there is one connection for each master, and a thread
-//! that reads it. Plain channels of a cluster are subscribed to at the same place: a message reaches every node.
+//! A message on a sharded channel stays within the shard of the channel's slot, so there is a connection to each such
+//! master, and a thread that reads from it. Plain channels are subscribed to at the same node, although any node would do:
+//! a message reaches all nodes.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,7 +32,7 @@ pub(crate) struct Subscribers {
     map: Arc<Masters>,
     settings: Settings,
     state: Mutex<SubscribersState>,
-    /// Hangs up when all threads have ended.
+    /// Disconnected when all threads have ended and no more are started.
     ended: Receiver<()>,
     this: Weak<Self>,
 }
@@ -71,7 +72,7 @@ impl Subscribers {
         self.state.lock().known.get(&node).cloned()
     }
 
-    /// Starts the thread that hears of `channel`, unless it runs.
+    /// Starts the subscriber's thread for `channel`, unless it runs already.
     pub(crate) fn start(&self, channel: &str) -> io::Result<()> {
         self.at(self.node_of(channel)).map(drop)
     }
@@ -99,7 +100,8 @@ impl Subscribers {
                     }
                     return subscription;
                 }
-                // The thread retires. `forget` compares, so a successor that another waiter has started by now stays.
+                // The thread has ended, or is about to. `forget` removes only this subscriber, so a successor that another
+                // waiter has started by now stays.
                 None => self.forget(node, &subscriber),
             }
         }
@@ -186,7 +188,7 @@ impl Subscribers {
         known.iter().for_each(|subscriber| subscriber.stop());
     }
 
-    /// Waits for the threads to end, and says whether they did.
+    /// Waits for the threads to end, at most until `until`. Returns whether they did.
     pub(crate) fn join(&self, until: Instant) -> bool {
         self.ended.recv_deadline(until) != Err(RecvTimeoutError::Timeout)
     }

@@ -13,10 +13,10 @@
 //!   [leader](super::connection) will soon. A writer stops after [`TURNS`] writes, since it has other work. The next
 //!   thread that queues, or the leader, writes the rest; if nobody leads, housekeeping is woken at once: perhaps no other
 //!   thread writes.
-//! - **Writing**: bytes queued by others are written by the same thread.
-//! - **Full**: the server does not read. Two try again: the leader before each short read, and housekeeping at once and then
-//!   every few milliseconds. Releases go to the ledger, from which they are taken in batches; housekeeping is woken for them
-//!   once the socket takes bytes again.
+//! - **Writing**: what others queue meanwhile is written by the thread that writes, in at most `TURNS` writes.
+//! - **Full**: the server does not read. Two try again: the leader before each short read, and housekeeping at once and
+//!   then every few milliseconds. Releases submitted now go to the ledger; once the socket has taken the rest,
+//!   housekeeping is woken to send them in batches.
 //!
 //! The [subscriber](super::subscriber) has such a queue too, without leader, housekeeping and ledger, and without counting
 //! `calls`. A thread that has queued a command writes, unless another writes or the socket is full. The rest is written by
@@ -39,9 +39,9 @@ pub(super) struct WriteQueue {
     pub(super) bytes: Vec<u8>,
     /// The buffer that was written last, emptied. Other threads queue into it while one thread writes the other buffer.
     spare: Vec<u8>,
-    /// How many calls were queued since somebody last took them.
+    /// How many calls were queued since the bytes were last taken.
     pub(super) calls: usize,
-    /// Part of the first command in `bytes` may have been written.
+    /// Whether part of the first command in `bytes` may have been written.
     torn: bool,
     /// The socket did not take all of the last write.
     full: bool,
@@ -88,7 +88,7 @@ impl WriteQueue {
 }
 
 /// Writes what is queued until nothing is left, the socket is full, or this thread has written for others for long enough.
-/// Returns how many bytes that was, or `None` once `queue` finds the connection gone.
+/// Returns how many bytes were written, or `None` if the closure `queue` finds no connection any more.
 ///
 /// No other thread may write in the meantime. The mutex is released while writing.
 pub(super) fn write_turn<S>(

@@ -10,12 +10,13 @@ use crate::net::pipeline::{IDLE, PING_AFTER};
 use crate::net::request::Request;
 use crate::net::socket;
 
-/// How old the oldest outstanding command must be before housekeeping reads its reply, unless that is urgent.
+/// Housekeeping leaves a reply to other threads until the oldest unanswered command is this old, unless something is
+/// urgent.
 const UNREAD: Duration = Duration::from_millis(20);
 
 impl Connection {
-    /// Checks an idle connection, and makes another if it is lost. Called for a client that holds something, since the release
-    /// needs a connection.
+    /// Checks a connection that is idle, and connects again if it is down. Called for a client that holds something, since
+    /// the release needs a connection.
     pub(crate) fn look_after(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let generation = state.generation;
@@ -51,8 +52,8 @@ impl Connection {
         work_left
     }
 
-    /// A step of [`housekeep`](Self::housekeep) while the client is being closed: no other thread reads, so replies that became
-    /// due just now are read as well.
+    /// A step of [`housekeep`](Self::housekeep) while the client is being closed: no other thread reads, so the replies to
+    /// commands sent just now are read as well.
     pub(crate) fn drain_some(self: &Arc<Self>) -> WorkLeft {
         self.housekeep_step(Duration::ZERO)
     }
@@ -64,8 +65,7 @@ impl Connection {
             Phase::Closed => return WorkLeft::Nothing,
             Phase::Down(_) => {
                 let owes = state.pipeline.owes();
-                // `want` takes the mutex again. If another thread dials in between, `want` finds that attempt and starts
-                // none.
+                // `want` locks the mutex itself. If another thread dials in between, `want` does nothing.
                 drop(state);
                 if owes {
                     self.want();
@@ -74,8 +74,8 @@ impl Connection {
             }
             Phase::Up(_) => {}
         }
-        // As a rule a reply makes `feed` take the next batch. After a rest, or a full socket, perhaps no reply is due, so
-        // the batch is taken here.
+        // As a rule the next batch from the ledger is taken when a reply comes. After a rest (`rests_until`), or once a
+        // full socket has space, perhaps no reply is due, so `feed` is called here.
         state.pipeline.feed(Instant::now());
         let more = state.pipeline.owes();
         let Some((up, in_flight)) = state.up(generation) else {
@@ -86,8 +86,8 @@ impl Connection {
         };
         let heard_at = in_flight.last_heard;
         let now = Instant::now();
-        // The thread that waits for a reply that became due just now is about to read it. Housekeeping stays out of its way.
-        // A silent connection is read all the same, so that it can be found silent below.
+        // If the oldest command was sent just now, the thread that waits for its reply is about to read. Housekeeping
+        // stays out of its way. A silent connection is read all the same, so that it can be found silent below.
         let fresh = now.saturating_duration_since(sent_at) < unread_for
             && now < heard_at + self.max_silence;
         // A waiting successor takes over only once the replies that are due have been read. Until then no thread begins to
@@ -102,7 +102,7 @@ impl Connection {
         drop(state);
         let Some(reader) = reader else {
             self.flush(true);
-            // `flush` says nothing if another thread is writing, so the state tells whether anything is left.
+            // `flush` does not say whether anything is left.
             let mut state = self.state.lock();
             let is_full = state
                 .up(generation)
@@ -113,7 +113,7 @@ impl Connection {
             };
         };
         self.lead(reader, generation, None, now, now + GLANCE);
-        // Checked after the read, which has shown that no reply lay unread in the socket.
+        // Checked only after the read, which has taken any reply that lay in the socket.
         if self.is_silent(generation) {
             self.fail_silent(generation);
             return WorkLeft::Later;
@@ -126,7 +126,8 @@ impl Connection {
         }
     }
 
-    /// Closes the connection; waiting and later calls fail with `Closed`. Deferred calls without a reply go to the ledger.
+    /// Closes the connection for good. Unanswered calls that are not deferred are settled as lost; threads that wait for a
+    /// deferred call, and later calls, fail with `Closed`. Deferred calls without a reply go to the ledger.
     pub(crate) fn close(&self) {
         self.take_down(
             self.state.lock(),

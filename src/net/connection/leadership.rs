@@ -7,18 +7,18 @@ use crate::net::pipeline::InFlight;
 
 /// The reader of a connection, and which thread takes it next.
 ///
-/// While the connection is up, under its mutex:
+/// While the connection is up, a thread that locks its mutex finds:
 ///
 /// 1. The reader is in its place, or one thread has it: the leader, housekeeping, or a thread that checks an idle
 ///    connection.
-/// 2. A call is appointed only while the reader is in its place, and only if a thread follows the call over this connection.
-///    That thread has been woken, or is woken once the appointing thread has written what is queued.
+/// 2. A call is appointed only while the reader is in its place, and only if a thread follows the call over this
+///    connection. That thread has been woken, or the appointing thread is about to wake it.
 /// 3. Taking the reader ends the appointment, whichever thread takes it.
 /// 4. While the reader is in its place and no call is appointed, no thread follows. So a thread that puts the reader back
 ///    appoints the next one, and an appointed thread that leaves instead of leading passes the appointment on.
 /// 5. A call has followers only while it awaits its reply, and all of them follow it over the connection that it was sent
-///    over. The count belongs to one [sending](crate::net::call::CallState::begin_sending): all threads that have followed
-///    an earlier one were woken, and look again.
+///    over. Followers are counted per [sending](crate::net::call::CallState::begin_sending): the threads that followed an
+///    earlier sending were woken, or are about to be, and look again.
 /// 6. A thread that follows is woken when the call has its reply, goes to the ledger, or loses its connection.
 ///
 /// Every schedule of three threads is searched in the tests.
@@ -51,7 +51,7 @@ impl<R> ReadLeadership<R> {
         self.reader.take()
     }
 
-    /// Takes the reader for the thread that waits for `call`, unless a thread leads, or another is about to.
+    /// Takes the reader for a thread that waits for `call`, unless a thread has it or another call is appointed.
     pub(super) fn lead(&mut self, call: &Arc<Call>) -> Option<R> {
         match self.may_lead(call) {
             true => self.take_from_anyone(),
@@ -72,8 +72,8 @@ impl<R> ReadLeadership<R> {
 
     /// The thread that waited for `call` leaves without its reply. If that thread was appointed, appoints the next leader
     /// and returns its call like [`put_back`](Self::put_back). Several threads may follow `call`, so the call that is
-    /// appointed next may be the same one. If no thread is appointed, nothing has to be passed on: either a thread has the
-    /// reader, and appoints when it puts the reader back, or no thread follows (rule 4).
+    /// appointed next may be the same one. If no call is appointed, `appoint` finds nothing to do: either a thread has the
+    /// reader, or no thread follows (rule 4).
     pub(super) fn leave(&mut self, call: &Arc<Call>, in_flight: &InFlight) -> Option<Arc<Call>> {
         match self.may_lead(call) {
             true => self.appoint(in_flight),
@@ -81,13 +81,14 @@ impl<R> ReadLeadership<R> {
         }
     }
 
-    /// Takes over the appointment from a connection whose reader is in its place. The appointed thread was woken, and leads
-    /// here.
+    /// A successor takes over the appointment of `old`, whose reader is in its place. The appointed thread wakes up, and
+    /// leads here.
     pub(super) fn inherit(&mut self, old: &mut Self) {
         self.appointed = old.appointed.take();
     }
 
-    /// Appoints the first call with a follower, unless a thread has the reader: that thread appoints when it puts it back.
+    /// Appoints the oldest call with a follower, if the reader is in its place. Otherwise the thread that has the reader
+    /// appoints when it puts the reader back.
     fn appoint(&mut self, in_flight: &InFlight) -> Option<Arc<Call>> {
         self.reader.as_ref()?;
         self.appointed = in_flight.followed_calls().next().cloned();

@@ -6,10 +6,10 @@
 //! | --- | --- |
 //! | `sent_at` | the caller's command was queued |
 //! | `last_heard` | the latest of: the last reply, the last bytes that a full socket took, the last time that a command was queued while no reply was due, the beginning of the connection |
-//! | `silent_at` | `last_heard` plus the caller's patience: a server without a reply until then counts as silent |
-//! | `quiet_at` | all that had arrived by then has been read: the end of the last read that found nothing, or its beginning if the thread may have been suspended |
+//! | `silent_at` | `last_heard` plus the caller's patience: if nothing is read by then, the server may count as silent |
+//! | `quiet_at` | the end of the last read that found nothing (its beginning, if the reading thread may have been suspended): all that had arrived by this moment has been read |
 //! | `until` | the end of the caller's time |
-//! | `slice_ends` | the end of this turn's read, or park |
+//! | `slice_ends` | when this turn of the loop stops reading, or parking |
 //!
 //! If `until` or `silent_at` has passed, that alone does not prove that no reply came: this thread may have been suspended
 //! while a reply lay unread in the socket. So silence and timeouts are proved by `quiet_at` and not by `now`: see
@@ -29,8 +29,8 @@ use crate::report;
 /// How many replies are handed out before the mutex is released for a moment.
 const AT_ONCE: usize = 256;
 
-/// How much later than its slice a read may end and still prove that nothing had arrived. After a longer delay the process
-/// may have been suspended, with bytes arriving unseen.
+/// A read that finds nothing, and ends at most this much after its slice, proves that nothing had arrived by its end.
+/// After a longer delay the process may have been suspended, with bytes arriving unseen.
 const LATE: Duration = Duration::from_millis(10);
 
 impl Connection {
@@ -44,27 +44,27 @@ impl Connection {
         self.wait_for(call, true, until, stop)
     }
 
-    /// Waits for the reply until `until`, the end of a slice of the caller's time. The patience is `max_silence`, even in
-    /// doubt. The outcome stays in the call, where the caller looks for it.
+    /// Waits for the reply until `until`, the end of a slice of the caller's time. The patience is `max_silence`, even if
+    /// the connection is in doubt. The outcome stays in the call, where the caller looks for it.
     pub(crate) fn wait_a_slice(&self, call: &Arc<Call>, until: Instant) {
         self.wait_for(call, false, until, &|| false).ok();
     }
 
-    /// Waits for the reply to `call`. With `is_own`, the caller sent `call` and `until` ends all of the caller's time,
-    /// so a connection in doubt is given up early enough to try another: see [`patience`](Self::patience).
+    /// Waits for the reply to `call`. `is_own`: the caller has sent `call`, and its whole time ends at `until`. Then a
+    /// connection in doubt is given up early, so that another connection can be tried: see [`patience`](Self::patience).
     ///
     /// Each turn of the loop locks both mutexes, first the connection's and then the call's, and checks in this order:
     ///
     /// 1. The call has its outcome: return it.
     /// 2. The call has moved to another node, or the connection is down: return.
-    /// 3. The time is up, or the caller has to stop: leave; if this thread was appointed to lead, appoint another. If the time
-    ///    is up and the reply may lie unread in the socket, read once more first.
+    /// 3. The caller has to stop, or the time is up and a read since then has found nothing: leave, and pass on an
+    ///    appointment. If the time is up without such a read, read once more first.
     /// 4. The server has been silent for too long: give the connection up.
     /// 5. No thread has the reader, and no other thread is appointed: lead, which means to read for all.
     /// 6. Otherwise follow: park until the leader wakes this thread.
     ///
     /// No wake-up is lost between the decision to follow and the park: the call's mutex stays locked until the condition
-    /// variable has queued this thread, and a thread that ends the call locks it before it wakes.
+    /// variable has queued this thread, and a thread that ends the call locks that mutex before it notifies.
     fn wait_for(
         &self,
         call: &Arc<Call>,
@@ -79,7 +79,8 @@ impl Connection {
             if let Some(outcome) = outcome(&state, &call_state) {
                 return outcome;
             }
-            // The call has moved to another node. The thread that reads there wakes no thread that waits here.
+            // The call has moved to another node. If this thread followed it here, the other connection would count it,
+            // and might appoint it to read there.
             if call.node() != self.node {
                 let why = socket::timed_out("another node of the cluster has to answer");
                 return Err(WaitFault::NoReply(why));
@@ -95,13 +96,13 @@ impl Connection {
             let looks_again =
                 is_late && !has_to_stop && !has_looked_again && !in_flight.has_read_all_by(until);
             if (is_late || has_to_stop) && !looks_again {
-                // `leave` locks all calls, this one too.
+                // `leave` may lock any call in flight, this one too.
                 drop(call_state);
-                // Since this thread last looked, a leader may have appointed it. An appointment that leaves with this
-                // thread would strand all followers, so it is passed on: rule 4 at `ReadLeadership`.
+                // Since this thread last looked, a leader may have appointed it. If it left without passing the
+                // appointment on, no follower would ever lead: rule 4 at `ReadLeadership`.
                 let next = up.leadership.leave(call, in_flight);
-                // Senders have left their bytes to this thread while it was appointed. If no thread follows, no other thread
-                // writes these.
+                // While this thread was appointed, senders may have left their bytes to it. If no thread follows, no other
+                // thread writes the bytes.
                 self.write_queued(state, false);
                 wake(next);
                 return Err(match is_late {
@@ -111,7 +112,8 @@ impl Connection {
             }
             let own_sent_at = is_own.then_some(call_state.sent_at);
             let patience = self.patience(up, in_flight, own_sent_at, until);
-            // Only once a read has found nothing since the call was sent; until then its reply might lie unread.
+            // The connection is given up only once a read has found nothing since the call was sent; until then the reply
+            // might lie unread.
             if !looks_again
                 && in_flight.is_silent(patience)
                 && in_flight.has_read_all_by(call_state.sent_at)
@@ -133,8 +135,8 @@ impl Connection {
             };
             has_looked_again |= looks_again;
             let reader = match looks_again {
-                // Past its deadline, this thread does not wait for the appointed one. Taking the reader ends the appointment,
-                // and `step_down` appoints again, so the other thread, which was woken, follows until then.
+                // Past its deadline, this thread does not wait for the appointed one. Taking the reader ends the
+                // appointment. The appointed thread, when it wakes, follows until `step_down` appoints again.
                 true => up.leadership.take_from_anyone(),
                 false => up.leadership.lead(call),
             };
@@ -152,9 +154,9 @@ impl Connection {
             let is_soon = looks_again || until.min(silent_at) < now + 2 * SLICE;
             let most = is_soon.then(|| slice_ends.saturating_duration_since(now));
             call_state = call.follow(call_state, most);
-            // A thread with its reply returns without the connection's mutex, for which all threads woken together compete.
-            // Only the thread with the reader gives a call its reply, and taking the reader has ended an appointment: rule
-            // 3. So a call that is done is not appointed, and its thread need not `leave`.
+            // A thread that has its reply returns here, without the connection's mutex, for which all the threads that
+            // were woken would compete. A call gets its reply from the thread with the reader, and taking the reader ended any
+            // appointment (rule 3). So a call that is done is not appointed, and its thread need not `leave`.
             if let CallPhase::Done(value) = &call_state.phase {
                 return Ok((value.clone(), call_state.sent_at));
             }
@@ -180,7 +182,8 @@ impl Connection {
         }
     }
 
-    /// Reads replies and hands them to their calls, from `now` on until the reply to `call` has arrived, or `slice_ends`.
+    /// Reads replies and hands them to their calls until the reply to `call` has come, a successor can take over, or
+    /// `slice_ends` is reached. The first read begins at `now`.
     pub(super) fn lead(
         &self,
         reader: Reader,
@@ -219,8 +222,8 @@ impl Connection {
         loop {
             let read = reader.read_from(read_at, slice, &mut || {
                 served.wake();
-                // `write_out` writes over the current connection, even if this thread still reads an older one: any thread
-                // may write.
+                // If the connection that this thread reads has been replaced, `write_out` writes over the new one. That is
+                // allowed: any thread may write.
                 let mut wrote = self.write_out(true);
                 // A socket that has taken part of a long command has space again soon, since the server is reading. A read in
                 // between would cost a `GLANCE` for each part.
@@ -263,7 +266,8 @@ impl Connection {
                     return self.step_down(reader, generation, now, served);
                 }
                 Then::Fail(err) => return self.fail(generation, &err, false),
-                // `lost` did not find the calls that this thread has answered. Dropping `served` wakes their threads.
+                // `lost` lists only calls without a reply, not those that this thread has answered. Dropping `served`
+                // wakes their threads.
                 Then::Gone => return,
             }
             read_at = now;
@@ -271,8 +275,8 @@ impl Connection {
         }
     }
 
-    /// Hands `first` and the replies that were read together with it to their calls, under the mutex once. So a leader that
-    /// stops at its own reply has handed out all that it has read, unless these are more than [`AT_ONCE`].
+    /// Hands `first`, and up to [`AT_ONCE`] - 1 replies that were read together with it, to their calls, locking the mutex
+    /// once. So a leader that has its own reply hands out the replies read behind it too, before it stops.
     fn hand_out(
         &self,
         first: Value,
@@ -299,8 +303,8 @@ impl Connection {
                     if call.is_some_and(|call| Arc::ptr_eq(call, &replied.call)) {
                         then = Then::StepDown;
                     }
-                    // The ledger has the release. Perhaps no thread waits for it, so housekeeping connects to the other
-                    // node.
+                    // Another node has to execute this release, which is in the ledger now. Perhaps no thread waits for
+                    // it, so housekeeping takes care that it is sent there.
                     if replied.is_elsewhere {
                         self.settings.housekeeper.housekeep_now();
                     }
@@ -375,8 +379,8 @@ impl Connection {
             state.doubted_until = in_flight.last_heard + self.max_silence;
         }
         drop(state);
-        // If a reply is read before `fail` gets the mutex, it settles its call. The connection is dropped all the same, and the
-        // other calls are settled as lost.
+        // A reply that is read before `fail` gets the mutex still settles its call. The connection is dropped all the
+        // same, and the other calls are settled as lost.
         self.fail(generation, &socket::timed_out(why), true);
     }
 
@@ -387,8 +391,9 @@ impl Connection {
     }
 }
 
-/// The outcome of a call; `None` while its reply is due. A thread that waits for a deferred call gets `NoReply` if the call
-/// is on no connection: the ledger sends the call again, perhaps to another node.
+/// The outcome of a call; `None` while its reply is due. If a deferred call is on no connection, the outcome is `NoReply`,
+/// or `Closed` once the client is closed. `NoReply` is not final: the call is sent again while it is useful, perhaps to
+/// another node.
 fn outcome(
     state: &ConnectionState,
     call: &CallState,
@@ -416,8 +421,8 @@ enum Then {
     Gone,
 }
 
-/// How long to read on after a reply to another call. A slice that is slightly too long stays, since each change costs a system
-/// call.
+/// How long to read on after a reply to another call. A slice that is too long by up to a `GLANCE` stays: each change of
+/// the socket's read timeout costs a system call.
 fn shortened(slice: Duration, now: Instant, slice_ends: Instant) -> Duration {
     if now + slice > slice_ends + GLANCE {
         slice_ends.saturating_duration_since(now)
@@ -442,7 +447,7 @@ impl Drop for FailOnPanic<'_> {
     }
 }
 
-/// Calls that have their replies and whose threads have to be woken. Dropping it wakes them.
+/// Calls whose threads have to be woken, which happens at the latest when this is dropped.
 #[derive(Default)]
 struct Served(Vec<Arc<Call>>);
 

@@ -22,7 +22,7 @@ impl Down {
     /// The state after a connection was lost, or before the first.
     pub(super) fn new(why: Option<RedisError>) -> Self {
         let mut next = NextTry::at_once();
-        // Electing another master takes a while.
+        // Electing another master takes a while, so the next attempt is not made at once.
         if (why.as_ref()).is_some_and(|why| verdict::reach(why) == Reach::Master) {
             next = next.after_failure(Instant::now());
         }
@@ -39,23 +39,24 @@ impl Down {
             true => self.next.after_failure(began),
             false => NextTry::after_refusal(),
         };
-        // A timeout does not replace an error that does not pass by itself.
+        // A permanent error is kept if a mere timeout follows.
         if !(why.is_timeout() && self.is_final()) {
             self.why = Some(why);
         }
     }
 
-    /// Whether the last attempt that had an answer was refused for a reason that does not pass by itself.
+    /// Whether the last failure, timeouts after it aside, was one that does not pass by itself.
     fn is_final(&self) -> bool {
         self.why.as_ref().is_some_and(|why| !is_transient(why))
     }
 
-    /// No attempt is needed any more.
+    /// Tells all attempts to end: none is needed any more.
     fn give_up(&self) {
         self.attempts.iter().for_each(|attempt| attempt.give_up());
     }
 
-    /// Why there is no connection. The error of an earlier attempt says more than the progress of the present one.
+    /// Why there is no connection. An earlier attempt's error, unless it is a timeout, says more than the progress of the
+    /// present attempt.
     pub(super) fn reason(&self) -> RedisError {
         let why = self.why.as_ref();
         let answer = why.filter(|why| self.next.has_failed() && !why.is_timeout());
@@ -78,8 +79,8 @@ impl Up {
 }
 
 impl Connection {
-    /// Makes the first connection. Waits for one attempt to connect, which waits for a server that is starting up, but not
-    /// for one that cannot be reached.
+    /// Makes the first connection. Waits for one attempt to connect. The attempt waits for a server that is starting up,
+    /// but fails if the server cannot be reached.
     pub(crate) fn open(self: &Arc<Self>, until: Instant) -> Result<(), RedisError> {
         let mut state = self.state.lock();
         self.dial(&mut state);
@@ -111,7 +112,8 @@ impl Connection {
                 Phase::Down(down) => down,
             };
             let (now, again_at) = (Instant::now(), down.next.due(true));
-            // A refusal ends the wait even beside an attempt that takes long: the refusal is the server's latest answer.
+            // A refusal ends the wait even if another attempt is still under way: the refusal is the server's latest
+            // answer.
             if down.is_final() && now < again_at {
                 return Err(Fault::Refused(down.reason()));
             }
@@ -154,9 +156,9 @@ impl Connection {
         }
     }
 
-    /// Starts a thread that makes a connection, while there is none. An attempt that takes long may be stuck at a server that
-    /// was unreachable when it began, or may need that long. So it goes on, while short attempts are made beside it, one after
-    /// the other. The first that succeeds wins.
+    /// Starts a thread that makes a connection, while there is none. An attempt that takes long may simply need that long,
+    /// so it goes on. Or it may be stuck, since the server was unreachable when the attempt began, so short attempts are
+    /// made beside it, one after the other. The first that succeeds wins.
     fn dial(self: &Arc<Self>, state: &mut ConnectionState) {
         let Phase::Down(down) = &mut state.phase else {
             return;
@@ -191,23 +193,23 @@ impl Connection {
             > 0;
         match made {
             Ok(connection) => {
-                // An attempt beside this one ends at its next step. If it succeeds while this connection is up, it finds
-                // `Up` above, and drops its own.
-                // An attempt of an earlier outage is as good as any: a connection to a replaced master is cut by
-                // `Masters`.
+                // Another attempt ends at its next step. If it succeeds all the same while this connection is up, it
+                // returns above, and its connection is dropped. This attempt may have begun in an earlier outage. Its
+                // connection is as good as any: if it leads to a master that was replaced since, `Masters` cuts it.
                 down.give_up();
                 self.install(&mut state, connection);
                 drop(state);
-                // The releases of the ledger are written before the waiting threads are woken: a process may wait for nothing
-                // but this connection, and end right after it.
+                // The releases of the ledger are written before the waiting threads are woken: a process may wait for
+                // nothing but this connection, and then end at once.
                 self.flush(true);
-                // Releases of the ledger go out in batches, each behind the replies to the one before.
+                // The ledger's releases go out in batches, each once the one before is answered; housekeeping reads those
+                // answers.
                 self.settings.housekeeper.housekeep_now();
             }
             // This attempt began in an earlier outage, which is over, so its failure says nothing about now.
             Err(_) if !is_known => return,
             Err(err) => {
-                // While a long attempt is still running, the timeout of a short one says nothing.
+                // While another attempt is still running, a timeout says nothing.
                 if down.attempts.is_empty() || !err.is_timeout() {
                     down.fail(by.began, err);
                 }
@@ -244,7 +246,7 @@ impl Connection {
         }
     }
 
-    /// Starts making the successor of a connection whose login is old.
+    /// One step towards a successor of a connection whose login is old: starts to make it, or puts it into place.
     pub(super) fn renew_login(&self) {
         let mut state = self.state.lock();
         let generation = state.generation;
@@ -285,8 +287,8 @@ impl Connection {
     /// Makes the successor take over if the old connection [can hand over](Up::can_hand_over), and returns whether it did.
     /// Then the caller writes what is queued.
     ///
-    /// While a successor waits, no thread begins to write over the old connection, unless its socket is full. So the
-    /// connection has no more to do after the replies that are due. Every thread that would write comes here instead, and
+    /// While a successor waits, no thread begins to write over the old connection, unless its socket is full. So the old
+    /// connection is done once the replies that are due have come. Every thread that would write comes here instead, and
     /// so does a leader that steps down. The generation stays the same: no command is lost, so threads that wait for
     /// replies need not know.
     pub(super) fn hand_over(&self, state: &mut MutexGuard<'_, ConnectionState>) -> bool {
@@ -297,8 +299,9 @@ impl Connection {
         // A thread that has the reader still reads the old socket.
         let takes_over = up.can_hand_over(in_flight) && up.leadership.reader().is_some();
         let Some(successor) = up.successor.take_if(|_| takes_over) else {
-            // Replies are due, or a thread has the reader. A leader hands over when it steps down. Without a leader perhaps
-            // no thread reads these replies soon, and the queued commands would wait: housekeeping reads them now.
+            // Replies are due, or a thread has the reader. A leader hands over when it steps down. Without a leader,
+            // perhaps no thread reads these replies soon, while the queued commands wait for that. So housekeeping reads
+            // the replies now.
             if in_flight.has_bytes() && !up.leadership.is_led() {
                 self.settings.housekeeper.housekeep_now();
             }
@@ -367,8 +370,7 @@ impl Connection {
             return;
         };
         let owes = state.pipeline.owes();
-        // A socket that works stays open until the next one is finished, so that the server reads all that was
-        // written.
+        // A socket that works stays open until another connection is finished in its turn: see `finished`.
         let finished = match socket_works {
             true => state.finished.replace(Arc::clone(&up.writer)),
             false => None,
@@ -396,7 +398,7 @@ impl Connection {
         if owes {
             self.settings.housekeeper.housekeep_soon();
         }
-        // The logger may block, so no thread waits for these records.
+        // The logger may block, so this comes last: all waiting threads are woken by now.
         report!(Debug, "connection to {:?} dropped: {why}", self.endpoint);
         if let Err(err) = undone {
             report!(
@@ -408,195 +410,4 @@ impl Connection {
 }
 
 #[cfg(all(test, unix))]
-mod successors {
-    use super::*;
-
-    use std::io::{Read as _, Write as _};
-    use std::os::fd::OwnedFd;
-    use std::os::unix::net::UnixStream;
-    use std::thread;
-
-    use super::super::housekeeping::tests::undo;
-    use super::super::leading::appointments::{GENEROUS, led};
-    use super::super::writing::tests::{large, unled};
-    use crate::net::call::Call;
-    use crate::net::request::Request;
-    use crate::net::socket::Socket;
-
-    const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
-
-    fn ping(connection: &Connection) -> Arc<Call> {
-        let call = Call::question(Request::command("asking", &["PING"]));
-        assert!(connection.send(&call).is_some());
-        connection.flush(true);
-        call
-    }
-
-    fn is_pinged(server: &mut UnixStream) {
-        let mut asked = [0; PING.len()];
-        server.read_exact(&mut asked).expect("a command");
-        assert_eq!(asked, PING);
-    }
-
-    /// A connection that was greeted, and the server's end of it.
-    fn successor() -> (Duplex, UnixStream) {
-        let (client, server) = UnixStream::pair().expect("a pair");
-        server.set_read_timeout(Some(GENEROUS)).expect("a limit");
-        (
-            Duplex::over(Socket::Plain(OwnedFd::from(client).into())),
-            server,
-        )
-    }
-
-    fn has_taken_over(connection: &Connection) -> bool {
-        let mut state = connection.state.lock();
-        state.up(1).expect("it is up").0.successor.is_none()
-    }
-
-    fn is_closed(mut server: UnixStream) {
-        let mut rest = Vec::new();
-        server.read_to_end(&mut rest).expect("its end");
-        assert!(rest.is_empty(), "{rest:?}");
-    }
-
-    #[test]
-    fn a_successor_takes_over_between_two_replies_whichever_thread_reads_the_last() {
-        for leads_for_first in [true, false] {
-            let ((connection, reader, mut old), (next, mut new)) = (led(), successor());
-            let first = ping(&connection);
-            is_pinged(&mut old);
-            connection.succeed(1, next);
-            let second = ping(&connection);
-            let leads_for = match leads_for_first {
-                true => &first,
-                false => &second,
-            };
-            let (connection, now) = (&connection, Instant::now());
-            let until = now + GENEROUS;
-            thread::scope(|scope| {
-                scope.spawn(move || connection.lead(reader, 1, Some(leads_for), now, until));
-                old.write_all(b"+PONG\r\n").expect("it is open");
-                is_pinged(&mut new);
-            });
-            assert!(matches!(first.outcome(), Some(Ok(_))));
-            new.write_all(b"+PONG\r\n").expect("it is open");
-            let answered = connection.wait(&second, until, &|| false);
-            assert!(answered.is_ok(), "{answered:?}");
-            is_closed(old);
-            assert_eq!(second.state.lock().sendings, 1);
-        }
-    }
-
-    #[test]
-    fn housekeeping_reads_what_is_due_before_a_successor_takes_over() {
-        let (connection, mut old, woken) = unled();
-        let (next, mut new) = successor();
-        let useful_until = Instant::now() + GENEROUS;
-        let release = || undo(&"name".into(), useful_until);
-        assert!(connection.send(&release()).is_some());
-        connection.succeed(1, next);
-        woken.take();
-        let second = release();
-        assert!(connection.send(&second).is_some());
-        assert!(woken.take() > 0, "no thread leads");
-        old.write_all(b":0\r\n").expect("it is open");
-        while !has_taken_over(&connection) && Instant::now() < useful_until {
-            connection.housekeep();
-        }
-        new.write_all(b":0\r\n").expect("it is open");
-        while second.outcome().is_none() && Instant::now() < useful_until {
-            connection.housekeep();
-        }
-        assert!(matches!(second.outcome(), Some(Ok(_))));
-    }
-
-    #[test]
-    fn a_successor_takes_over_at_once_from_a_connection_that_is_idle() {
-        let ((connection, old, _), (next, mut new)) = (unled(), successor());
-        // A thread that looks for news may still have the old socket.
-        let writer = connection
-            .state
-            .lock()
-            .up(1)
-            .map(|(up, _)| Arc::clone(&up.writer));
-        connection.succeed(1, next);
-        is_closed(old);
-        drop(writer);
-        ping(&connection);
-        is_pinged(&mut new);
-        // A successor of a connection that was lost is not needed.
-        connection.fail(1, &socket::timed_out("lost"), false);
-        let (next, late) = successor();
-        connection.succeed(1, next);
-        is_closed(late);
-        assert_eq!(connection.generation(), None);
-    }
-
-    #[test]
-    fn a_command_that_waits_for_a_successor_is_sent_over_the_connection_that_its_sender_knows() {
-        let ((connection, mut old, _), (next, mut new)) = (unled(), successor());
-        let first = ping(&connection);
-        is_pinged(&mut old);
-        connection.succeed(1, next);
-        let call = Call::question(Request::command("asking", &["PING"]));
-        let sent = connection.send(&call).expect("a connection");
-        old.write_all(b"+PONG\r\n").expect("it is open");
-        let until = Instant::now() + GENEROUS;
-        assert!(connection.wait(&first, until, &|| false).is_ok());
-        is_pinged(&mut new);
-        new.write_all(b"+PONG\r\n").expect("it is open");
-        assert!(connection.wait(&call, until, &|| false).is_ok());
-        // The reply says that its server is no master any more.
-        connection.leave_when_answered(sent, &socket::timed_out("no master"));
-        assert_eq!(connection.generation(), None);
-        is_closed(new);
-    }
-
-    #[test]
-    fn a_command_that_is_written_in_part_is_written_to_its_end_before_a_successor_takes_over() {
-        let ((connection, mut old, _), (next, mut new)) = (unled(), successor());
-        let call = large();
-        let mut bytes = Vec::new();
-        call.request.write(&mut bytes, false);
-        assert!(connection.send(&call).is_some());
-        connection.succeed(1, next);
-        let (connection, until) = (&connection, Instant::now() + GENEROUS);
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                let read = old.read_exact(&mut bytes);
-                old.write_all(b"+PONG\r\n").expect("it is open");
-                read.expect("the whole command");
-            });
-            while !has_taken_over(connection) && Instant::now() < until {
-                connection.housekeep();
-            }
-        });
-        ping(connection);
-        is_pinged(&mut new);
-    }
-
-    #[test]
-    fn a_successor_is_sent_the_texts_of_scripts() {
-        let ((connection, mut old, _), (next, mut new)) = (unled(), successor());
-        let release = undo(&"name".into(), Instant::now() + GENEROUS);
-        let says_eval = |server: &mut UnixStream| {
-            let mut begins = [0; 14];
-            server.read_exact(&mut begins).expect("a command");
-            assert!(begins.ends_with(b"$4\r\nEVAL\r\n"), "{begins:?}");
-        };
-        assert!(connection.send(&release).is_some());
-        says_eval(&mut old);
-        old.write_all(b":0\r\n").expect("it is open");
-        connection
-            .wait(&release, Instant::now() + GENEROUS, &|| false)
-            .expect("a reply");
-        // With Sentinels the successor may lead to another server.
-        connection.succeed(1, next);
-        assert!(
-            connection
-                .send(&undo(&"name".into(), Instant::now() + GENEROUS))
-                .is_some()
-        );
-        says_eval(&mut new);
-    }
-}
+mod tests;

@@ -1,9 +1,10 @@
 //! The connection to one node for one role (commands, guarded commands, or renewals), which all threads of a client share.
 //!
-//! Writing and waiting are separate. A command is *submitted*: its bytes are queued and its reply is expected. That is no
-//! I/O, so it may be done under a lock's mutex. Then it is *flushed*, and its reply may be *waited* for; the reply to a
-//! deferred command is handled by the thread that reads it. The [pipeline](crate::net::pipeline) decides what is sent when and
-//! which reply belongs to which command; this module has the socket, the threads and the clock.
+//! Writing and waiting are separate. A command is *submitted*: its bytes are queued and its reply is expected. Submitting
+//! does no I/O, so it may be done with the mutex of a lock's local entry held. Then the command is *flushed*, and a thread
+//! may *wait* for its reply. The reply to a *deferred* command (a release or an undo) is handled by the thread that reads
+//! the reply. The [pipeline](crate::net::pipeline) decides what is sent when and which reply belongs to which command;
+//! this module has the socket, the threads and the clock.
 //!
 //! One thread reads for all, the *leader*. The first thread that waits takes the [`Reader`] and hands every reply to its call
 //! until its own has arrived; then it puts the reader back and appoints another waiting thread. All others *follow*: they wait
@@ -11,11 +12,12 @@
 //! it has to stop. Before it blocks, the leader writes what all threads have queued; another thread writes if nobody leads, or
 //! [if that is worth it](InFlight::is_worth_a_write).
 //!
-//! A leader that steps down wakes the threads with replies first and the next leader last, which then finds their next
-//! commands queued and writes them together. Until the next leader is awake, no other thread that waits for a reply leads.
-//! Otherwise the old leader would lead again with its next command, and block before the others have queued theirs (bench: 8
-//! and 64 threads on as many locks). There are three exceptions: a thread whose time is up reads once more, housekeeping
-//! reads briefly, and a thread that finds the connection idle checks it. Each then appoints again.
+//! A leader that steps down wakes first the threads whose replies it has read, and last the next leader. As a rule those
+//! threads have queued their next commands by the time the next leader runs, and it writes these together. Until the next
+//! leader has taken the reader, no other waiting thread may lead. Otherwise the old leader would lead again with its next
+//! command, and block before the others have queued theirs (bench: 8 and 64 threads on as many locks). There are three
+//! exceptions: a thread whose time is up reads once more, housekeeping reads briefly, and a thread that finds the
+//! connection idle checks it. Each appoints again when it puts the reader back.
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -35,14 +37,14 @@
 //! | a thread is appointed | that thread is awake and takes the reader | led by that thread |
 //! | a thread is appointed | that thread leaves without its reply | another is appointed; free if none follows |
 //!
-//! If the login of a connection is old, a successor is made while the connection works, and takes over between two replies:
-//! queued commands go out over the successor. Nothing is lost, sent twice, or undone.
+//! If the login of a connection is old, a successor is made while the connection goes on working. It takes over once all
+//! that was written is answered; what is still queued goes out over the successor. Nothing is lost, sent twice, or undone.
 //!
-//! No thread waits for a full socket (on systems whose writes must block, at most a `GLANCE`): the leader, between two
-//! reads, and housekeeping write the rest.
+//! No thread waits until a full socket has space (where writes must block, each blocks for at most a `GLANCE`). The rest
+//! is written by housekeeping, and by the leader between two reads.
 //!
-//! Mutexes: first `state`, then the ledger's, then a call's own. None is held during I/O. `submit` alone may be called with the
-//! mutex of a lock's entry held.
+//! Mutexes are locked in this order: `state`, the ledger's, a call's. None is held during I/O. `submit` alone may be
+//! called with the mutex of a lock's entry held.
 
 mod housekeeping;
 mod leadership;
@@ -72,7 +74,8 @@ use crate::stats::Counters;
 struct Down {
     next: NextTry,
     why: Option<RedisError>,
-    /// The threads that try to make a connection, at most two. The second begins if the first takes long, and has less time.
+    /// The threads that try to make a connection, at most two. A second one begins if the only one takes long, and gets a
+    /// shorter timeout.
     attempts: Vec<Arc<DialProgress>>,
 }
 
@@ -85,7 +88,7 @@ enum Phase {
 /// The socket of a connection, and which threads use it.
 struct Up {
     writer: Arc<Socket>,
-    /// A thread writes, or checks the socket. All that others queue in the meantime is written by that thread.
+    /// Whether a thread writes, or checks the socket before it writes. Meanwhile the others leave their bytes to it.
     writing: bool,
     leadership: ReadLeadership<Reader>,
     /// When all followers were last woken to check their deadlines.
@@ -94,18 +97,19 @@ struct Up {
     greeted_in: Duration,
     succession: Succession,
     /// The successor takes over once all commands written over this connection are answered. Until then commands are
-    /// queued, and no thread begins to write, unless the socket is full: the rest of a command has to follow.
+    /// queued, and no thread begins to write. But while the socket is full, writing goes on: part of a command may have
+    /// been sent, and its rest has to follow.
     successor: Option<Duplex>,
 }
 
 struct ConnectionState {
     phase: Phase,
-    /// The number of the current connection. A thread that has released the mutex compares it before it acts on a connection
-    /// again: see [`up`](Self::up).
+    /// The number of the current connection; a successor keeps it. A thread that released the mutex compares the number
+    /// before it uses the connection again: see [`up`](Self::up).
     generation: u64,
     pipeline: Pipeline,
-    /// Until when a connection that was given up early (`is_in_doubt`) could still have answered. A timeout before that does
-    /// not prove that the server is unreachable.
+    /// When `max_silence` would have ended for the connection that was last dropped as silent; if it was in doubt, it was
+    /// dropped earlier. Until this moment, a timeout does not prove that the server is unreachable.
     doubted_until: Instant,
     /// The last connection that was [finished](Socket::finish). The socket stays open until the next one is finished: a closed
     /// socket answers the server with a reset, at which the server may drop commands that it has not read.
@@ -117,9 +121,9 @@ struct ConnectionState {
 enum Wrote {
     /// Nothing is left for this thread: all is written, or left to another thread.
     Done,
-    /// The socket has taken a part and is full. The leader and housekeeping try again, and no other thread does.
+    /// The socket has taken a part and is full. The leader and housekeeping try again; other threads only with `all`.
     Part,
-    /// The socket is full and has taken nothing: as for `Part`.
+    /// The socket is full and has taken nothing. The same threads try again.
     Full,
     /// There is no connection.
     Down,
@@ -137,7 +141,7 @@ impl ConnectionState {
     }
 }
 
-/// The work that a step of housekeeping has left.
+/// What remains to be done after a step of housekeeping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum WorkLeft {
     Nothing,
@@ -150,7 +154,7 @@ pub(crate) enum WorkLeft {
 }
 
 impl WorkLeft {
-    /// Whether anything is left for later.
+    /// `Later` if anything is left, else `Nothing`.
     pub(crate) fn later(is_left: bool) -> Self {
         match is_left {
             true => Self::Later,
@@ -159,8 +163,8 @@ impl WorkLeft {
     }
 }
 
-/// Wakes the thread that calls [`Connection::housekeep`]. The methods are cheap, and are called with the connection's mutex
-/// held, so they must not take that.
+/// Wakes the thread that calls [`Connection::housekeep`]. The methods may be called with the connection's mutex held: an
+/// implementation must be cheap and must not lock that mutex.
 pub(crate) trait Housekeeper: Send + Sync {
     /// Housekeeping is needed soon.
     fn housekeep_soon(&self);
@@ -169,7 +173,7 @@ pub(crate) trait Housekeeper: Send + Sync {
     fn housekeep_now(&self);
 }
 
-/// How connections are made.
+/// What the connections of a role have in common.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
@@ -225,12 +229,12 @@ impl Connection {
         self.state.lock()
     }
 
-    /// Whether there ever was a connection.
+    /// Whether this was ever up.
     pub(crate) fn was_used(&self) -> bool {
         self.state.lock().generation > 0
     }
 
-    /// Whether there is no connection although one is needed.
+    /// Whether this is down although the ledger has something for the node.
     pub(crate) fn is_missed(&self) -> bool {
         let state = self.state.lock();
         matches!(state.phase, Phase::Down(_)) && state.pipeline.owes()
@@ -244,7 +248,7 @@ impl Connection {
         }
     }
 
-    /// Whether there is a connection on which no reply is due, or which has been silent for less than `max_silence`.
+    /// Whether this is up, and either no reply is due or the server has not been seen silent for `max_silence`.
     pub(crate) fn responds(&self, max_silence: Duration) -> bool {
         let mut state = self.state.lock();
         let in_flight = state.pipeline.in_flight();
@@ -256,11 +260,12 @@ impl Connection {
         })
     }
 
-    /// How long the connection may be silent before a caller gives it up. As a rule that is `max_silence`.
+    /// How long the connection may be silent before a caller gives it up. That is `max_silence`, unless the connection is
+    /// in doubt.
     ///
-    /// If the connection is in doubt, a caller whose own command was sent at `sent_at` gives the connection up after a
-    /// third of the caller's time, so that enough is left for another connection. The limits are at least the time that a
-    /// working server needs for an answer, and at most `max_silence`.
+    /// If the connection is in doubt and `sent_at` is given, the patience is a third of the time from `sent_at` to
+    /// `until`, so that enough is left for another connection; but no less than a working server may need (`least`), and
+    /// no more than `max_silence`.
     fn patience(
         &self,
         up: &Up,
@@ -291,8 +296,8 @@ impl Connection {
         }
     }
 
-    /// Whether a wait for a reply may end at once: bytes have come that no thread has read as a reply yet, the server has
-    /// ended the connection, or there is none. Never waits.
+    /// Whether a wait for a reply may end at once: bytes have come that are not yet read as a reply, the server has ended
+    /// the connection, or this is not up. Never waits.
     pub(crate) fn has_news(&self) -> bool {
         let socket = match &self.state.lock().phase {
             Phase::Up(up) if up.leadership.reader().is_some_and(Reader::has_unread) => return true,
@@ -302,7 +307,7 @@ impl Connection {
         socket.has_come()
     }
 
-    /// Why there is no reply although the time for it is up.
+    /// The fault of a caller whose time is up and that has no reply.
     pub(crate) fn no_answer(&self) -> Fault {
         let silent = socket::timed_out("redis did not answer in time");
         if self.responds(self.max_silence) {
@@ -321,8 +326,8 @@ impl Connection {
         self.state.lock().doubted_until = until;
     }
 
-    /// The fault of a caller that has no connection in time. Until `doubted_until` a timeout counts as late, not as
-    /// unreachable: perhaps the server of the connection that was given up in doubt was merely slow.
+    /// The fault of a caller that got no connection in time. Until `doubted_until`, a timeout counts as late and not as
+    /// unreachable: the server may merely have been slow when its connection was given up.
     pub(crate) fn unreachable(&self, why: RedisError) -> Fault {
         match why.is_timeout() && Instant::now() < self.state.lock().doubted_until {
             true => Fault::Late(why),
@@ -342,7 +347,8 @@ impl Connection {
         matches!(state.phase, Phase::Up(_)).then_some(state.generation)
     }
 
-    /// Sends what the ledger has about the keys of a request, if there is a connection and the server accepts releases.
+    /// Sends what the ledger has about the keys of a request, if the connection is up and does not
+    /// [rest](Pipeline::rests_until).
     pub(crate) fn bring(&self, about: &Request) {
         let mut state = self.state.lock();
         state.pipeline.bring(about, Instant::now());

@@ -14,8 +14,8 @@ impl Connection {
     /// Queues a call behind all that were submitted before it. Memory only: no I/O, never blocks.
     ///
     /// Returns the connection's number, or `None` if the call was not queued. Then a deferred call is in the ledger,
-    /// unless the client is closed; any other call has to be submitted again once there is a connection. An attempt that
-    /// can be undone also [waits](Self::wait_for_backlog) for the backlog first.
+    /// unless the client is closed. Any other call has to be submitted again once there is a connection. If the call can
+    /// be undone, its thread first [waits](Self::wait_for_backlog) for the backlog.
     pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
         Some(self.queue(call)?.generation)
     }
@@ -33,7 +33,8 @@ impl Connection {
         if matches!(state.phase, Phase::Closed) {
             return None;
         }
-        // The validity of a hold counts from this moment. No other thread can write the bytes earlier: that takes the mutex.
+        // The validity of a hold counts from this moment. The bytes are written after it, since writing them takes the
+        // mutex.
         if !state.pipeline.submit(call, Instant::now()) {
             return None;
         }
@@ -47,8 +48,8 @@ impl Connection {
         self.write_out(all);
     }
 
-    /// Writes queued releases as far as the socket takes them, and never waits. Without a connection, one is made in the
-    /// background and sends them.
+    /// Writes queued releases as far as the socket takes them, and never waits. If the connection is down, it is made in
+    /// the background, and then sends what the ledger has.
     pub(crate) fn deliver(self: &Arc<Self>) {
         if self.write_out(false) == Wrote::Down && self.is_missed() {
             self.want();
@@ -70,12 +71,12 @@ impl Connection {
     ) -> Option<MutexGuard<'a, ConnectionState>> {
         let (up, in_flight) = state.up(generation)?;
         in_flight.check_before_write = false;
-        // While another thread writes, the check is left out, since it makes the socket non-blocking. That thread then
+        // No check while another thread writes: it would make the socket non-blocking under that thread. That thread then
         // writes commands over an unchecked connection: if the server has closed it, their outcome is unknown.
         if up.writing {
             return Some(state);
         }
-        // The thread that leads finds out by reading.
+        // If another thread has the reader, that thread finds by reading whether the server has closed the connection.
         let Some(reader) = up.leadership.take_from_anyone() else {
             return Some(state);
         };
@@ -99,9 +100,10 @@ impl Connection {
 
     /// Writes what is queued over the connection, or over its successor once that has taken over.
     ///
-    /// While a successor waits, no thread begins to write over the old connection, unless its socket is full. So a thread
-    /// that would write, and one that has written, lets the successor take over if that is possible, and then begins
-    /// again. Each hand-over uses up the successor, so the loop ends.
+    /// While a successor waits, no thread begins to write over the old connection. A thread that would write, or has
+    /// written, lets the successor take over and repeats the loop; if that is not possible yet, it leaves the bytes
+    /// queued. The exception is a full socket, to which the rest of a command has to be written first. Each hand-over uses
+    /// up the successor, so the loop ends.
     pub(super) fn write_queued<'a>(
         &'a self,
         mut state: MutexGuard<'a, ConnectionState>,
@@ -112,7 +114,7 @@ impl Connection {
             let Some((up, in_flight)) = state.up(generation) else {
                 return Wrote::Down;
             };
-            // Not while the socket is full: the rest of a command has to follow.
+            // No hand-over while the socket is full: the rest of a command has to follow over it.
             if up.successor.is_some() && !in_flight.unwritten.is_full() {
                 match self.hand_over(&mut state) {
                     true => continue,
@@ -147,7 +149,7 @@ impl Connection {
                     return Wrote::Down;
                 }
             };
-            // The last reply may have come while this thread wrote, when no other thread could hand over.
+            // The last reply may have come while this thread wrote. `writing` kept other threads from handing over then.
             let has_successor =
                 (state.up(generation)).is_some_and(|(up, _)| up.successor.is_some());
             if wrote != Wrote::Done || !has_successor {
@@ -156,8 +158,8 @@ impl Connection {
         }
     }
 
-    /// This thread stops writing, after `written` bytes over the current connection. Wakes housekeeping for what perhaps
-    /// no other thread writes or sends.
+    /// This thread stops writing, after `written` bytes over the current connection. Wakes housekeeping if perhaps no
+    /// other thread writes or sends what is left.
     fn end_write(&self, state: &mut ConnectionState, was_full: bool, written: usize) -> Wrote {
         let Some((up, in_flight)) = state.up(state.generation) else {
             return Wrote::Down;
@@ -169,7 +171,8 @@ impl Connection {
             in_flight.last_heard = Instant::now();
         }
         let is_full = in_flight.unwritten.is_full();
-        // This thread stops after its turns. The threads that queued the rest found it writing, and have gone on.
+        // This thread stops after a few writes (`TURNS` of `write_queue`). The threads that queued the rest left it to
+        // this one.
         let is_left = in_flight.has_bytes() && !is_full && !up.leadership.is_led();
         // Releases that were submitted while the socket was full went to the ledger. No thread waits for these, so
         // housekeeping takes them now that the socket has space.
@@ -187,167 +190,16 @@ impl Connection {
 
 /// Whether there is nothing to write, or another thread will write it.
 fn is_left_to_another(up: &Up, in_flight: &InFlight, all: bool) -> bool {
-    // A thread that writes stops only once nothing is queued, or passes the rest on: see `end_write`.
+    // A thread that writes goes on until nothing is queued, or passes the rest on: see `end_write`.
     if up.writing || !in_flight.has_bytes() {
         return true;
     }
     // A leader, or an appointed thread, writes before it blocks. A leader that is blocked writes these bytes after the
-    // next reply. That reply comes soon, because most commands in flight are written already; otherwise `is_worth_a_write`
-    // holds.
+    // next reply. That reply comes soon: unless `is_worth_a_write`, most commands in flight are written already.
     let leader_will_write = up.leadership.is_led() && !in_flight.is_worth_a_write();
-    // A full socket is left to the leader and housekeeping.
+    // Without `all`, a full socket is left to the leader and housekeeping.
     !all && (leader_will_write || in_flight.unwritten.is_full())
 }
 
 #[cfg(all(test, unix))]
-pub(super) mod tests {
-    use super::*;
-
-    use std::io::Read as _;
-    use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::thread;
-
-    use super::super::housekeeping::tests::undo;
-    use super::super::leading::appointments::{GENEROUS, led};
-    use crate::net::connection::{Housekeeper, WorkLeft};
-    use crate::net::request::Request;
-
-    /// More than a socket takes.
-    const MUCH: usize = 16 * 1024 * 1024;
-
-    /// How often housekeeping was woken at once.
-    #[derive(Default)]
-    pub(in crate::net::connection) struct Woken(AtomicUsize);
-
-    impl Housekeeper for Woken {
-        fn housekeep_soon(&self) {}
-
-        fn housekeep_now(&self) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    impl Woken {
-        pub(in crate::net::connection) fn take(&self) -> usize {
-            self.0.swap(0, Ordering::SeqCst)
-        }
-    }
-
-    /// A connection on which no thread leads.
-    pub(in crate::net::connection) fn unled() -> (Arc<Connection>, UnixStream, Arc<Woken>) {
-        let (mut connection, reader, server) = led();
-        let woken = Arc::new(Woken::default());
-        connection.settings.housekeeper = Arc::clone(&woken) as _;
-        connection.max_silence = GENEROUS;
-        let (up, in_flight) = connection.state.get_mut().up(1).expect("it is up");
-        assert!(up.leadership.put_back(reader, in_flight).is_none());
-        (Arc::new(connection), server, woken)
-    }
-
-    fn ping() -> Arc<Call> {
-        Call::question(Request::command("asking", &["PING"]))
-    }
-
-    /// A command that is more than the socket takes.
-    pub(in crate::net::connection) fn large() -> Arc<Call> {
-        Call::question(Request::command("asking", &["ECHO", &"x".repeat(MUCH)]))
-    }
-
-    fn unwritten(connection: &Connection) -> usize {
-        let mut state = connection.state.lock();
-        state.up(1).expect("it is up").1.unwritten.bytes.len()
-    }
-
-    #[test]
-    fn housekeeping_is_woken_for_bytes_that_no_thread_goes_on_to_write() {
-        let (connection, mut server, woken) = unled();
-        let connection = &connection;
-        let (mut bytes_left, mut was_woken) = (0, false);
-        thread::scope(|scope| {
-            scope.spawn(move || while server.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
-            for _ in 0..500 {
-                thread::scope(|scope| {
-                    let send = || {
-                        for _ in 0..200 {
-                            connection.send(&ping());
-                        }
-                    };
-                    for _ in 0..3 {
-                        scope.spawn(send);
-                    }
-                });
-                (bytes_left, was_woken) = (unwritten(connection), woken.take() > 0);
-                if bytes_left > 0 {
-                    break;
-                }
-            }
-            connection.close();
-        });
-        // On one core there may be nothing left in any round.
-        assert!(
-            bytes_left == 0 || was_woken,
-            "{bytes_left} bytes are left to nobody"
-        );
-    }
-
-    #[test]
-    fn housekeeping_writes_once_a_full_socket_takes_bytes_again() {
-        let (connection, mut server, woken) = unled();
-        assert!(connection.send(&large()).is_some());
-        assert_eq!(woken.take(), 1, "no other thread writes the rest");
-        assert_eq!(connection.housekeep(), WorkLeft::Soon);
-        let useful_until = Instant::now() + GENEROUS;
-        let kept = undo(&"name".into(), useful_until);
-        assert!(connection.send(&kept).is_none() && woken.take() == 0);
-        let connection = &connection;
-        thread::scope(|scope| {
-            scope.spawn(move || while server.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {});
-            while unwritten(connection) > 0 && Instant::now() < useful_until {
-                assert!(connection.housekeep() >= WorkLeft::Soon);
-            }
-            // The thread that writes the rest does not send the release.
-            let was_woken = woken.take() > 0;
-            connection.housekeep();
-            let is_kept = connection.state.lock().pipeline.owes();
-            let bytes_left = unwritten(connection);
-            connection.close();
-            assert!(
-                was_woken && !is_kept && bytes_left == 0,
-                "{was_woken} {is_kept} {bytes_left}"
-            );
-        });
-    }
-
-    #[test]
-    fn a_leader_that_fills_the_socket_looks_soon_whether_a_silent_server_reads_again() {
-        let (connection, mut server, _) = unled();
-        assert!(connection.submit(&large()).is_some());
-        let all = unwritten(&connection);
-        let reader = connection
-            .state
-            .lock()
-            .up(1)
-            .and_then(|(up, _)| up.leadership.take_from_anyone());
-        let (reader, connection) = (reader.expect("nobody leads"), &connection);
-        thread::scope(|scope| {
-            let now = Instant::now();
-            scope.spawn(move || connection.lead(reader, 1, None, now, now + 2 * GENEROUS));
-            let is_full = || {
-                connection
-                    .state
-                    .lock()
-                    .up(1)
-                    .is_none_or(|(_, in_flight)| in_flight.unwritten.is_full())
-            };
-            while !is_full() {
-                thread::yield_now();
-            }
-            // The server reads, and answers nothing.
-            let read = server.read_exact(&mut vec![0; all]);
-            connection.close();
-            drop(server);
-            assert!(read.is_ok(), "{read:?}");
-        });
-    }
-}
+pub(super) mod tests;

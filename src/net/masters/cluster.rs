@@ -60,8 +60,8 @@ impl Masters {
     }
 }
 
-/// Whether a server has sharded channels, by its answer to `PUBSUB SHARDNUMSUB`. An error that leaves this open is
-/// returned, and another node is asked, because the answer is kept for good.
+/// Whether a server has sharded channels, by its answer to `PUBSUB SHARDNUMSUB`. The result is kept for good, so an error
+/// that leaves this open is returned, and another node is asked.
 fn knows_sharded(answer: RedisResult<()>) -> RedisResult<bool> {
     let Err(err) = answer else {
         return Ok(true);
@@ -69,8 +69,8 @@ fn knows_sharded(answer: RedisResult<()>) -> RedisResult<bool> {
     match err.kind() {
         // The server does not know the command.
         ErrorKind::Server(ServerErrorKind::ResponseError) => Ok(false),
-        // This user may not ask. The error names the subcommand if the server knows it; Redis 6 names the command
-        // alone.
+        // This user may not ask. The error names `shardnumsub` if the server knows it. Redis 6 does not, and says `the
+        // 'pubsub' command or its subcommand`.
         ErrorKind::Server(ServerErrorKind::NoPerm) => {
             let text = err.detail().unwrap_or_default().to_ascii_lowercase();
             if text.contains("shardnumsub") {

@@ -1,10 +1,10 @@
 //! Which address serves a slot now, and when that is in doubt.
 //!
-//! | source | has which slots | is asked | is in doubt |
+//! | source | who has which slots | who is asked | when in doubt |
 //! | --- | --- | --- | --- |
 //! | a fixed address | all | nobody | never |
-//! | Sentinels | the master of the service has all | Sentinels, one after the other | when a connection is to be made, and once the Sentinel announces something, is silent or gone |
-//! | a cluster | each master has some | any node, and the addresses of the URL | when a node is unreachable, rejects a command, or has lost a slot |
+//! | Sentinels | the master of the service has all | Sentinels, one after the other | when a connection is to be made; when the Sentinel announces something, is silent, or is gone |
+//! | a cluster | each master has some | any node, and the addresses of the URL | when a node is unreachable, rejects a command because the cluster is down or the node is no master, or has lost a slot |
 //!
 //! ```text
 //!             doubt                    somebody needs it, after a pause
@@ -16,8 +16,8 @@
 //!                                     the first answer
 //! ```
 //!
-//! At most one thread asks; others wait for it, or go on with what is known. The thread of a cluster ends after one round.
-//! The thread of Sentinels stays, and [listens](sentinel) to the Sentinel that has answered, until another thread asks.
+//! At most one thread asks; others wait for it, or go on with what is known. In a cluster, the thread ends after one
+//! round. With Sentinels, it stays, and [listens](sentinel) to the Sentinel that has answered, until another thread asks.
 //!
 //! The mutex `asking` is not held during I/O.
 
@@ -63,7 +63,7 @@ pub(crate) struct Masters {
     doubted: AtomicBool,
     asking: Mutex<Asking>,
     changed: Condvar,
-    /// Whether channels are sharded; decided once, as Redisson does.
+    /// Whether channels are sharded. Decided once; Redisson also decides it once.
     sharded: OnceLock<bool>,
 }
 
@@ -77,7 +77,7 @@ struct Asking {
     version: u64,
     /// How many rounds there were.
     times: u64,
-    /// Why no node answered in the last one.
+    /// Why no server answered in the last round; `None` if one did.
     failure: Option<RedisError>,
     /// The index at which the next round of questions begins.
     first: usize,
@@ -85,8 +85,8 @@ struct Asking {
     is_closed: bool,
 }
 
-/// The most telling reason of those that the nodes gave: an answer tells more than silence, silence more than a closed port.
-/// The result is transient if a node may answer later, because it is starting or was silent.
+/// The most telling of the failures: an error that does not pass tells more than one that does, such as silence, and a
+/// closed port tells least. The result is transient if a node may answer later, because it is starting or was silent.
 fn most_telling(reasons: Vec<RedisError>) -> RedisError {
     let may_pass = reasons.iter().any(may_answer_later);
     let says = |why: &RedisError| (!is_transient(why), !why.is_connection_refusal());
@@ -97,14 +97,15 @@ fn most_telling(reasons: Vec<RedisError>) -> RedisError {
     }
 }
 
-/// Whether asking again soon may help. If the port is closed, only an election would help.
+/// Whether asking again soon may help. If the port is closed, nobody listens there, and only the election of another
+/// master would help.
 pub(crate) fn may_answer_later(why: &RedisError) -> bool {
     is_transient(why) && !why.is_connection_refusal()
 }
 
 impl Masters {
-    /// The masters that a URL leads to. `on_change` is called after each change, perhaps under a mutex, so it only wakes a
-    /// thread.
+    /// The masters that a URL leads to. `on_change` is called after each change, perhaps under a mutex, so it must do no
+    /// more than wake a thread.
     pub(crate) fn new(
         endpoint: Endpoint,
         connect_timeout: Duration,
@@ -135,7 +136,7 @@ impl Masters {
         }
     }
 
-    /// The number of the master of a key; without a key, of the first slot's master.
+    /// The number of the master of a key; without a key, the number of the first slot's master.
     pub(crate) fn master_of(&self, key: Option<&[u8]>) -> Option<usize> {
         if self.is_one() {
             return Some(0);
@@ -163,8 +164,8 @@ impl Masters {
         self.is_one() || self.table.read().is_master(node)
     }
 
-    /// Whether the last answer about the slots named this node. Then its TLS certificate should be valid for the address; for
-    /// the IP in a redirection it may not be.
+    /// Whether the last answer about the slots named this node. If so, its TLS certificate should be valid for its
+    /// address; a certificate need not be valid for the IP that a redirection names.
     pub(crate) fn is_named(&self, node: usize) -> bool {
         self.is_one() || self.table.read().is_named(node)
     }
@@ -177,7 +178,7 @@ impl Masters {
         }
     }
 
-    /// The address of a node of a cluster.
+    /// In a cluster, the address of a node; for an unknown node, the first address of the URL.
     fn address(&self, node: usize) -> Option<Address> {
         let Deployment::Cluster { seeds } = &self.endpoint.server.deployment else {
             return None;
@@ -191,12 +192,13 @@ impl Masters {
         !self.is_cluster
     }
 
-    /// Rises with every change.
+    /// Rises with every change of the table.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The table has changed. Called afterwards: a thread that finds the new version reads the new table.
+    /// Records that the table has changed. Called after the change, so a thread that finds the new version reads the new
+    /// table.
     fn record_change(&self) {
         self.version.fetch_add(1, Ordering::AcqRel);
         (self.on_change)();
@@ -206,7 +208,7 @@ impl Masters {
         self.sharded.get().copied().unwrap_or(false)
     }
 
-    /// Something indicates that another address serves a slot.
+    /// Records that another address may serve a slot by now. A fixed address is not affected.
     pub(crate) fn doubt(&self) {
         let is_fixed = matches!(self.endpoint.server.deployment, Deployment::Single(_));
         self.doubted.store(!is_fixed, Ordering::Release);
@@ -216,9 +218,9 @@ impl Masters {
         self.doubted.load(Ordering::Acquire)
     }
 
-    /// Which node a redirection by the node `from` names. `MOVED` also says that the slot is there from now on.
+    /// Which node a redirection by the node `from` names. After `MOVED`, the table has that node as the slot's master.
     pub(crate) fn redirected(&self, from: usize, redirection: &Redirection) -> usize {
-        // A single server has every slot.
+        // Outside a cluster, one server has every slot.
         let Some(asked) = self.address(from) else {
             return from;
         };
@@ -233,7 +235,7 @@ impl Masters {
         node
     }
 
-    /// Makes a connection to the master at a node. With Sentinels that is the master that they name now.
+    /// Makes a connection to a node. With Sentinels, the connection leads to the master that they name now.
     pub(in crate::net) fn connect(
         self: &Arc<Self>,
         node: usize,
@@ -245,7 +247,7 @@ impl Masters {
         }
     }
 
-    /// Like [`refresh`](Self::refresh), for a caller that goes on with the masters it knows: logs a failure.
+    /// Like [`refresh`](Self::refresh), but only logs a failure: the caller goes on with the masters that it knows.
     pub(crate) fn look_around(self: &Arc<Self>, until: Instant, stop: &dyn Fn() -> bool) {
         if let Err(err) = self.refresh(until, stop) {
             report!(
@@ -263,7 +265,8 @@ impl Masters {
     ) -> RedisResult<()> {
         let mut asking = self.asking.lock();
         let begun = asking.times;
-        // The thread that asks clears the doubt before its first question, so its answer is awaited as well.
+        // The thread that asks clears the doubt before its first question, so while it asks, its answer is awaited even
+        // without a doubt.
         while self.is_doubted() || asking.under_way {
             let now = Instant::now();
             if now >= until || stop() || asking.is_closed {
@@ -271,7 +274,7 @@ impl Masters {
             }
             let mut look_at = until.min(now + SLICE);
             if !asking.under_way {
-                // A round that ended before this call began says nothing about now.
+                // The failure of a round that ended before `refresh` was called does not count.
                 if let Some(failure) = asking.failure.as_ref().filter(|_| asking.times != begun) {
                     return Err(failure.clone());
                 }
@@ -288,7 +291,8 @@ impl Masters {
         Ok(())
     }
 
-    /// Makes a thread ask for the masters in the background, less and less often while nothing is new.
+    /// If the masters are in doubt, makes a thread ask for them in the background; less and less often while nothing is
+    /// new.
     pub(crate) fn want(self: &Arc<Self>) {
         if self.is_doubted() {
             let mut asking = self.asking.lock();
@@ -298,8 +302,9 @@ impl Masters {
         }
     }
 
-    /// Starts a thread that asks, instead of waking the one that listens to a Sentinel: that thread may be in the logger, which
-    /// may wait for the answer. The older thread finds its Sentinel cut and another number in `thread`, and ends.
+    /// Starts a thread that asks. The one that listens to a Sentinel is not woken instead: it may be in the logger, which
+    /// is user code and may itself wait for the answer. The listening thread finds its connection cut and another number
+    /// in `thread`, and ends.
     fn begin(self: &Arc<Self>, asking: &mut MutexGuard<'_, Asking>) {
         asking.under_way = true;
         asking.thread += 1;
@@ -322,17 +327,17 @@ impl Masters {
     /// Asks, and tells the waiting threads the outcome. Returns the Sentinel that has answered, to be listened to.
     fn ask(&self) -> Option<Duplex> {
         let began = Instant::now();
-        // Callers wait until this thread has asked, and the logger, which is user code, may be such a caller.
+        // Log records are held back: the logger is user code, and may itself wait until this thread has asked.
         let _held_back = report::hold_back();
-        // Cleared before the first question: a doubt that another thread has from now on may concern something that the answer
-        // does not reflect yet, so it stays.
+        // Cleared before the first question, so that a doubt that arises during the questions stays: the answer may not
+        // reflect its cause yet.
         self.doubted.store(false, Ordering::Release);
         let asked = std::panic::catch_unwind(AssertUnwindSafe(|| self.ask_around()));
         let panicked = |_| Err(lasting("asking for the masters panicked".into()));
         let asked = asked.unwrap_or_else(panicked);
         let mut asking = self.asking.lock();
         self.end(&mut asking, began, asked.as_ref().err().cloned());
-        // If the client was closed during the questions, `stop` did not find this Sentinel to shut it down. So it is dropped
+        // If the client was closed during the questions, `stop` could not shut this connection down. So it is dropped
         // here.
         let sentinel = asked.ok().flatten().filter(|_| !asking.is_closed);
         asking.service.sentinel = sentinel
@@ -341,11 +346,11 @@ impl Masters {
         sentinel
     }
 
-    /// A thread has asked: tells the waiting threads.
+    /// A round is over, or its thread could not be started: sets when the next may begin, and tells the waiting threads.
     fn end(&self, asking: &mut Asking, began: Instant, failure: Option<RedisError>) {
         let version = self.version();
-        // The next round comes after a pause, even after a success. In a cluster, only an answer with news makes the pauses
-        // short again.
+        // The next round comes after a pause, even after a success. With Sentinels, any answer makes the pauses short
+        // again; in a cluster, only a change of the table since the last round, by an answer or a `MOVED`.
         if asking.version != version || failure.is_none() && !self.is_cluster {
             asking.next = NextTry::at_once();
         }
@@ -367,8 +372,9 @@ impl Masters {
             Deployment::Cluster { seeds } => self.table.read().witnesses(seeds),
             Deployment::Single(_) => return Ok(None),
         };
-        // A server that does not answer costs its share, and the others are asked only afterwards. A server far away needs
-        // four round trips, and more with TLS. So a longer `connect_timeout` gives each server more, within limits.
+        // While a server does not answer, the others are not asked, so each server gets only a share of the time.
+        // Connecting and asking takes four round trips, more with TLS, and a round trip to a distant server is long. So
+        // the share grows with `connect_timeout`, within limits.
         let all = u32::try_from(servers.len()).unwrap_or(u32::MAX);
         let share = (self.connect_timeout / all.saturating_add(1)).clamp(SHARE, 4 * SHARE);
         let first = self.asking.lock().first;

@@ -1,7 +1,8 @@
 //! Sentinels: which server they call the master of a service, and whether the connections still lead to that server.
 //!
-//! A master that is replaced as planned stays a master until a Sentinel makes it a replica of the new one, about ten seconds
-//! later. So connections to it work on, and locks granted there are lost. Therefore the thread that asks goes on to listen:
+//! After a planned failover, the former master still acts as a master until a Sentinel makes it a replica of the new one,
+//! about ten seconds later. Until then, connections to it still work, but locks that it grants are lost. Therefore the
+//! thread that asks then listens for announcements of the Sentinel:
 //!
 //! ```text
 //!          it is silent or gone: the next one is asked
@@ -17,10 +18,12 @@
 //!    └──────────── a connection is to be made ────────────────┘
 //! ```
 //!
-//! Failovers are numbered, and the highest *epoch* counts: a Sentinel that is cut off from the others and lags behind is
-//! believed only if none knows better. A connection that is cut counts as lost.
+//! Each failover has a number, its *epoch*, and the highest counts: a Sentinel that is cut off from the others and lags
+//! behind is believed only if none that answers knows a higher one. A connection that this client cuts is handled like one
+//! that was lost.
 //!
-//! The Sentinels of the URL are asked and no others, since a Sentinel that restarts may forget the others.
+//! The client asks only the Sentinels of the URL. Sentinels could name others, but one that restarts may have forgotten
+//! them.
 
 use std::collections::HashMap;
 use std::io;
@@ -56,7 +59,8 @@ struct NamedMaster {
 pub(super) struct Service {
     /// The latest answer of a Sentinel that does not lag behind.
     master: Option<NamedMaster>,
-    /// The latest answer of a Sentinel that lags behind; cleared by the answer of one that does not.
+    /// The answer with the highest epoch among those of Sentinels that lag behind; cleared by an answer that does not, and
+    /// by `begin_again`.
     behind: Option<NamedMaster>,
     /// The highest epoch of a master that was connected to; `begin_again` may lower it.
     epoch: u64,
@@ -71,8 +75,9 @@ impl Service {
     fn made(&mut self, epoch: u64, socket: &Arc<Socket>) -> Vec<Arc<Socket>> {
         self.epoch = self.epoch.max(epoch);
         self.made.push((epoch, Arc::downgrade(socket)));
-        // While this connection was made, a Sentinel may have named a later master. `ask_sentinel` cuts connections to
-        // earlier masters, but this one was not listed yet. So the epoch of the named master counts here too.
+        // While this connection was made, a Sentinel may have named a later master. `ask_sentinel` then cut the
+        // connections to earlier masters, but not this connection, which was not in `made` yet. So the epoch of the named
+        // master counts here too.
         let latest = self
             .master
             .as_ref()
@@ -91,7 +96,8 @@ impl Service {
             .any(|(_, socket)| socket.strong_count() > 0)
     }
 
-    /// Whether the Sentinel that has named this master lags behind: this client knows of a later failover.
+    /// Whether the Sentinel that has named this master lags behind: this client knows of a later failover. If so, `behind`
+    /// keeps the answer, unless it has one with at least that epoch.
     fn lags(&mut self, named: &NamedMaster) -> bool {
         let lags = named.epoch < self.epoch;
         let is_later = |master: &NamedMaster| master.epoch < named.epoch;
@@ -101,19 +107,20 @@ impl Service {
         lags
     }
 
-    /// No Sentinel that answered knows the last failover that this client has seen. The client takes this to mean that the
-    /// Sentinels were set up from scratch: the latest epoch that any of them named counts from now on. Returns whether any
-    /// has named a master.
+    /// Called after a round in which each server failed: a Sentinel lags behind this client, gives no usable answer, or
+    /// names a later master that does not confirm. If any lags behind, the client assumes that the Sentinels were set up
+    /// from scratch: the highest epoch that one of these named counts from now on. Returns whether any has named a master.
     ///
-    /// The price: if only a Sentinel can be reached that is cut off together with a former master, the client connects to
-    /// that master. The present master does not know the locks that are granted there, so other clients may acquire them.
+    /// The price: if the only Sentinel that can be reached is cut off together with a former master, the client connects
+    /// to that master. The present master does not know the locks that are granted there, so other clients may acquire
+    /// them.
     pub(super) fn begin_again(&mut self) -> bool {
         let latest = self.behind.take();
         let is_named = latest.is_some();
         if let Some(named) = latest {
             self.epoch = named.epoch;
-            // The connections so far count as made in that epoch. With their old epochs, which may be higher, later failovers
-            // would not cut them.
+            // Connections with a higher epoch count as made in the epoch that was named. If they kept theirs, later
+            // failovers, which may have lower numbers now, would not cut them.
             for (epoch, _) in &mut self.made {
                 *epoch = named.epoch.min(*epoch);
             }
@@ -129,7 +136,7 @@ impl Service {
 }
 
 impl Masters {
-    /// Makes a connection to the server that is named as the master, if its own `ROLE` agrees.
+    /// Makes a connection to the server that is named as the master; fails if that server's `ROLE` disagrees.
     pub(super) fn connect_to_named(self: &Arc<Self>, dial: &mut Dial) -> RedisResult<Duplex> {
         // If a thread asks already, its answer is recent enough.
         if !self.asking.lock().under_way {
@@ -137,14 +144,15 @@ impl Masters {
         }
         let nobody = || timed_out("no Sentinel has named the master in time");
         dial.set_reason(nobody());
-        // The rest of the time is for reaching the master.
+        // Asking may take three quarters of the time; the rest is for reaching the master.
         let until = Instant::now() + dial.left()? / 4 * 3;
         let asked = self.refresh(until, &|| dial.left().is_err());
         asked.map_err(|why| if why.is_timeout() { nobody() } else { why })?;
         let NamedMaster { address, epoch } =
             (self.asking.lock().service.master.clone()).ok_or_else(nobody)?;
         let master = self.endpoint.master(address);
-        // Only half of the time: if the master is gone, the next attempt may find its successor.
+        // This attempt gets half of the time left, and so fails early if the master is gone: the next attempt may find its
+        // successor.
         let mut dial = dial.part(dial.role, dial.left()? / 2);
         match connect_to(&mut dial, &master) {
             Ok(connection) => {
@@ -171,7 +179,7 @@ impl Masters {
         }
     }
 
-    /// Asks one Sentinel, and subscribes to its announcements. Connecting to a new master may take `share`.
+    /// Asks one Sentinel, and subscribes to its announcements. Connecting to a new master may take at most `share`.
     pub(super) fn ask_sentinel(
         &self,
         mut sentinel: Duplex,
@@ -179,8 +187,9 @@ impl Masters {
         dial: &Dial,
         share: Duration,
     ) -> RedisResult<Duplex> {
-        // The epoch first: if a failover comes in between, the new address has too low an epoch, so its connections are cut
-        // once more than needed. An old address with the new epoch would never be cut.
+        // The epoch is asked for first. If a failover comes in between, the new address gets the old epoch, and at worst
+        // its connections are cut once without need. In the other order, the old address could get the new epoch, and its
+        // connections would never be cut.
         let epoch = ["SENTINEL", "MASTER", service];
         let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service];
         sentinel.write("asking a sentinel", &[&epoch, &address, &SUBSCRIBE])?;
@@ -199,10 +208,11 @@ impl Masters {
             return Err(io::Error::other(lags).into());
         }
         if named_master.epoch > asking.service.epoch && asking.service.is_connected() {
-            // The mutex is released to connect. Only the thread that asks sets `master`, and one asks at a time, so no later
-            // answer is overwritten below.
+            // The mutex is released to connect. Only the thread that asks sets `master`, and only one thread asks at a
+            // time, so no later answer is overwritten below.
             drop(asking);
-            // Connections that work are cut only for a server that is a master.
+            // Before working connections are cut, the server must confirm that it is a master: `connect_to` fails
+            // otherwise.
             let master = self.endpoint.master(named_master.address.clone());
             let connection = connect_to(&mut Dial::by_itself("sentinel", share), &master)
                 .map_err(|err| named(&master, err))?;
@@ -215,7 +225,7 @@ impl Masters {
         Ok(sentinel)
     }
 
-    /// Asks, listens, and asks again, until another thread does or the client is closed.
+    /// Asks, listens, and asks again, until another thread is to do so or the client is closed.
     pub(super) fn follow(&self, thread: u64) {
         loop {
             let sentinel = self.ask();
@@ -291,7 +301,7 @@ fn said_address(reply: Value) -> RedisResult<Option<Address>> {
     match redis::from_redis_value::<Option<(String, u16)>>(reply) {
         Ok(Some((host, _))) if host.len() > LONGEST_HOST => Err(odd(&host)),
         Ok(named) => Ok(named.map(|(host, port)| Address::Tcp(host, port))),
-        // The text of the error quotes the whole answer.
+        // The text of the error quotes the whole answer, which `odd` shortens.
         Err(err) => Err(odd(&err.to_string())),
     }
 }

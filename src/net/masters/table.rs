@@ -7,8 +7,8 @@
 //!    slot ──► nobody ──────────────────────► master ──────────────────────────► another master
 //! ```
 //!
-//! A node that was a master once keeps its number: calls, connections and subscribers store it, and none of them reports when
-//! it needs it no longer.
+//! A node keeps its number for good: calls, connections and subscribers store the number, and do not report when they no
+//! longer need it.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -22,7 +22,7 @@ use crate::verdict::Redirection;
 /// No master is known for the slot.
 const NOBODY: usize = usize::MAX;
 
-/// The names of a node: first the address to connect to.
+/// The addresses by which a node may be named. The first is the one to connect to.
 type Names = Vec<Address>;
 
 /// A range of slots, and who has them: the master first.
@@ -32,8 +32,9 @@ pub(super) struct SlotRange {
     nodes: Vec<Names>,
 }
 
-/// Reads the answer to `CLUSTER SLOTS` of the node at `asked`, whose host is used for a node without a name. `by_name` prefers
-/// an announced host name to an address, since certificates are made out to host names.
+/// Reads the answer of the node at `asked` to `CLUSTER SLOTS`. A node for which the answer gives no host also gets the
+/// host of `asked`. With `by_name`, an announced host name comes before an IP, since certificates are made out to host
+/// names.
 pub(super) fn shards(reply: &Value, asked: &Address, by_name: bool) -> Option<Vec<SlotRange>> {
     let Value::Array(ranges) = reply else {
         return None;
@@ -77,7 +78,7 @@ fn text(value: &Value) -> Option<&str> {
     Some(text).filter(|text| !["", "?"].contains(text))
 }
 
-/// `[host, port, id, [what, value, …]]`
+/// The names of a node, from `[host, port, id, [what, value, …]]`.
 fn names(value: &Value, asked: &Address, by_name: bool) -> Option<Names> {
     let Value::Array(parts) = value else {
         return None;
@@ -98,7 +99,7 @@ fn names(value: &Value, asked: &Address, by_name: bool) -> Option<Names> {
         hosts.rotate_right(1);
     }
     if let (None, Address::Tcp(asked, _)) = (text(host), asked) {
-        // The node is reached at the host that was asked.
+        // The answer gives no host, which stands for the host that was asked.
         hosts.push(Some(asked));
     }
     let hosts = hosts.into_iter().flatten();
@@ -120,9 +121,9 @@ pub(super) struct Table {
     /// Every node that was ever a master, or that a redirection has named.
     nodes: Vec<Address>,
     numbers: HashMap<Address, usize>,
-    /// By slot.
+    /// The number of each slot's master, or `NOBODY`.
     owners: Vec<usize>,
-    /// Each name of each node in the last answer, with the address to connect to.
+    /// Each name of each node in the last answer to `CLUSTER SLOTS`, with the address to connect to.
     names: HashMap<Address, Address>,
 }
 
@@ -176,13 +177,14 @@ impl Table {
 
     /// The number of the node with this name.
     pub(super) fn called(&mut self, name: &Address) -> usize {
-        // If the name is an IP, the certificate of the node may be valid only for its host name.
+        // The name may be an IP although the certificate is valid only for the host name, so the address in `names` is
+        // used.
         let address = self.names.get(name).unwrap_or(name).clone();
         self.number(&address)
     }
 
-    /// Stores a node's answer about all slots, and returns whether any slot has another master now. A slot without a master in
-    /// the answer keeps its last one: its keys are nowhere else.
+    /// Stores a node's answer about all slots, and returns whether any slot has another master now. A slot that the answer
+    /// leaves out keeps its last master: no other node has its keys.
     pub(super) fn learn(&mut self, shards: &[SlotRange]) -> bool {
         let mut changed = false;
         self.names.clear();

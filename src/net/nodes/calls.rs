@@ -8,10 +8,10 @@
 //!     └── connection lost ────────┘              the lost one is undone, since it may have run
 //! ```
 //!
-//! Each repetition follows a pause, except the first repetition, a repetition at another node, and a repetition that sends
-//! the script by its text.
+//! There is a pause before each repetition, except before the first, before one at another node, and before one that sends
+//! the script's text.
 //!
-//! The command goes over the connection to the master of its keys, which may be another at each sending.
+//! The command goes to the master of its keys; that may be another node at each sending.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,17 +29,17 @@ use crate::report::report;
 use crate::time;
 use crate::verdict::Verdict;
 
-/// If a key has the wrong type, at most this many keys are asked for their type.
+/// If a key has the wrong type, the server is asked for the types of at most this many keys.
 const TYPES: usize = 4;
 
-/// A command that was sent, and the number of its connection.
+/// A command that was queued before anybody waits for its reply, and the generation of its connection.
 pub(crate) struct Ahead {
     call: Arc<Call>,
     generation: u64,
 }
 
 impl Nodes {
-    /// Queues a command whose reply is waited for later, if there is a connection. This is memory only.
+    /// If there is a connection, queues a command whose reply is waited for later. No I/O.
     pub(crate) fn submit_ahead(&self, attempt: Attempt) -> Option<Ahead> {
         let call = Call::attempt(attempt);
         let generation = self.submit(&call)?;
@@ -63,8 +63,8 @@ impl Nodes {
     /// `ahead`, if there is one.
     ///
     /// `attempt` makes the command. After an unknown outcome the command is undone, and a new one is made. A request that
-    /// Redis applies once has no undo: each sending carries the same idempotency keys. If a sending has no reply and no
-    /// later one succeeds, the outcome is unknown.
+    /// Redis applies once however often it is sent (`applies_once`) has no undo, and each sending carries the same
+    /// idempotency keys. If one of its sendings had no reply and none succeeds, its outcome is unknown.
     pub(crate) fn call(
         &self,
         until: Instant,
@@ -80,7 +80,7 @@ impl Nodes {
         })
     }
 
-    /// Calls with the same `request` at each sending, and without an undo.
+    /// Like [`call`](Self::call), with the same `request` at each sending and no undo.
     pub(crate) fn ask(
         &self,
         request: &Request,
@@ -101,7 +101,8 @@ impl Nodes {
     ) -> Result<Answer, Fault> {
         // Why the last sending was refused for now.
         let mut refused_for_now = None;
-        // The first repetition follows without a pause: the connection may only have been idle for too long.
+        // There is no pause before the first repetition: perhaps the connection was lost merely because it was idle for
+        // too long.
         let mut failures = 0;
         let (mut call, mut sent) = match ahead {
             Some(ahead) => (ahead.call, Some(ahead.generation)),
@@ -142,14 +143,14 @@ impl Nodes {
                     return Err(self.unknown(connection, fault, refused_for_now.take()));
                 }
                 Err(fault) => {
-                    // The server may have executed the call, or may still do so. The undo has the number of this attempt, and
-                    // the next attempt draws another, so the undo can remove nothing else.
+                    // The server may have executed the call, or may still do so. The undo has this attempt's number and
+                    // the next attempt has another, so the undo can remove nothing else.
                     *may_have_counted |= call.request.applies_once && call.was_sent();
                     if let Some(undo) = call.undo() {
                         self.send_deferred(undo);
                     }
                     let why = self.unanswered(connection, fault, refused_for_now.take())?;
-                    // The undo is queued first, so the new attempt, which has a new number, goes behind it.
+                    // The undo was queued first, so the new attempt goes behind it.
                     call = Call::attempt(attempt());
                     why
                 }
@@ -196,14 +197,15 @@ impl Nodes {
             if let Some(generation) = connection.send(call) {
                 return Ok((connection, generation));
             }
-            // `send` queues nothing without a connection, nor an attempt that has to wait for the backlog first.
+            // `send` has queued nothing: there is no connection, or the attempt has to wait for the backlog first
+            // (`Pipeline::backlog_end`).
             connection = self.up(call, until, stop)?;
             connection.wait_for_backlog(until, stop)?;
             call.record_waited();
         }
     }
 
-    /// `Ok(why)` if another attempt is worth it, otherwise the fault.
+    /// `Ok` with the reason for the lack of a reply if another attempt may follow, otherwise the fault.
     fn unanswered(
         &self,
         connection: &Connection,
@@ -216,7 +218,7 @@ impl Nodes {
                 Ok(err)
             }
             WaitFault::TimedOut => {
-                // The reply may still be due. Housekeeping reads it, or finds the connection silent and drops it.
+                // The reply may still be due. Housekeeping reads the reply, or drops a connection that stays silent.
                 connection.doubt();
                 connection.housekeep_soon();
                 Err(match (connection.no_answer(), refused_for_now) {
@@ -232,7 +234,8 @@ impl Nodes {
         }
     }
 
-    /// Why there is no answer to a command that was sent, and may have been executed or still may.
+    /// The fault of a command that was sent but not answered: the command may have been executed, or may be executed
+    /// later.
     fn unknown(
         &self,
         connection: &Connection,
@@ -258,8 +261,8 @@ impl Nodes {
                     if Instant::now() + BackOff::SERVER.first >= until {
                         return Err(Fault::Unreachable(err));
                     }
-                    // The release is in the ledger, or on the connection to another node by now. `bring` sends it if it is in
-                    // the ledger.
+                    // By now the release is in the ledger or on a connection again, perhaps to another node. `bring` sends
+                    // it if it is in the ledger.
                     let connection = self.up(call, until, &|| false)?;
                     connection.bring(&call.request);
                     if matches!(call.state.lock().phase, CallPhase::Idle(_)) {
@@ -278,7 +281,8 @@ impl Nodes {
     }
 }
 
-/// Adds what the first keys hold to a refusal whose reason is the type of a key, since the server does not name the key.
+/// If the type of a key is the reason for the refusal, adds what the first keys hold, since the server does not name the
+/// key.
 fn with_types(
     connection: &Connection,
     refused: &Call,
@@ -302,8 +306,7 @@ fn with_types(
             Ok((Value::SimpleString(kind), _)) => {
                 found.push(format!("the key `{}` holds a {kind}", excerpt(&key)));
             }
-            // If the user may not ask, or the time is up, no further key is asked. Without any type found, the error stays
-            // unchanged.
+            // If the user may not ask, or the time is up, no further type is asked for.
             _ => break,
         }
     }

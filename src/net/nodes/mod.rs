@@ -6,22 +6,25 @@
 //!
 //! | answer | next |
 //! | --- | --- |
-//! | a reply, or an error that does not pass | nowhere: the call has its answer |
+//! | a reply, or an error that does not go away by itself | nowhere: the call has its answer |
 //! | `MOVED` | to the node that the answer names, which has the slot from now on |
 //! | `ASK` | to the node that the answer names, behind `ASKING` |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, or another error that passes | to the slot's master, after a pause |
-//! | none: the node is unreachable | to the slot's master; while no master of the slot is reachable, the nodes are asked which it is |
+//! | no answer: the node is unreachable | to the slot's master; while that is unreachable, the nodes are asked who the master is now |
 //!
-//! **A call for which a thread waits** follows a redirection at once, a few times in a row, and is made again if its outcome is
-//! unknown ([`calls`]). **A release for which no thread waits** goes to the [ledger](super::ledger) when its answer is read.
-//! The connection of the new master takes it from there; behind `ASK`, housekeeping submits it.
+//! **A call for which a thread waits** follows a redirection at once, a few times in a row. If the connection is lost
+//! before the reply, the call is undone, unless Redis applies it only once, and a new one takes its place, except for
+//! guarded commands ([`calls`]). **A release for which no thread waits** goes to the [ledger](super::ledger) if its answer
+//! is a redirection or a rejection for now. The connection to the slot's master takes the release from there. After `ASK`,
+//! housekeeping, or the next command to the named node, sends it to that node.
 //!
-//! A node that was a master once keeps its number and its [`Connection`] until the client is closed, so a thread that
-//! knows to which node a call went finds its connection. When the table of masters has changed, the connections to nodes
-//! that are no longer masters are dropped. A connection to such a node that is made later, for example to follow an `ASK`,
-//! stays until the table changes again.
+//! A node that was a master once keeps its number and its [`Connection`] object until the client is closed, so the number
+//! of the node to which a call went leads to the `Connection`. When the table of masters has changed, the sockets to nodes
+//! that are no longer masters are dropped, once no reply is due. A connection to such a node that is made later, for
+//! example to follow an `ASK`, stays until the table changes again.
 //!
-//! Mutexes: `closed`, then a connection's, the ledger's, a call's, and those of the masters. None is held while doing I/O.
+//! Mutexes are locked in this order: `closed`, a connection's, the ledger's, a call's, those of the masters. None is held
+//! while doing I/O.
 
 pub(crate) mod calls;
 
@@ -45,10 +48,10 @@ use crate::verdict::{self, Reach, RequestKind, Verdict, verdict};
 /// How many useless entries of the ledger are settled in one step.
 const USELESS: usize = 256;
 
-/// The connections for one purpose to all masters.
+/// The connections to all masters, for one purpose.
 pub(crate) struct Nodes {
     pub(crate) map: Arc<Masters>,
-    /// The name of the connections.
+    /// The name of the connections in `CLIENT LIST`.
     role: &'static str,
     settings: Settings,
     ledger: Arc<Ledger>,
@@ -60,8 +63,8 @@ pub(crate) struct Nodes {
     closed: Mutex<bool>,
 }
 
-/// Connections by the numbers of their nodes. All stay where they are, so a look-up takes no mutex and clones no `Arc`. A
-/// lock and its release look a connection up three times (bench: 64 threads on 64 locks).
+/// Connections by the numbers of their nodes. A connection is never moved or removed, so a look-up takes no mutex and
+/// clones no `Arc`. That matters (bench: 64 threads on 64 locks): acquiring and releasing a lock takes three look-ups.
 #[derive(Default)]
 struct Numbered {
     first: [OnceLock<Arc<Connection>>; 16],
@@ -116,20 +119,21 @@ impl Nodes {
         }
     }
 
-    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`. The server may be
-    /// silent for at most `most` as well: the limit for a silence is half the command timeout, which is at most `2 * most`.
+    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`. A server may also
+    /// be silent for at most `most`: the limit is half of `command_timeout`, and `command_timeout` is at most `2 * most`
+    /// here.
     pub(crate) fn for_role(&self, role: &'static str, most: Duration) -> Arc<Self> {
         let settings = Settings {
             connect_timeout: self.settings.connect_timeout.min(most),
             command_timeout: self.settings.command_timeout.min(2 * most),
-            // The counters are for the commands of locks alone.
+            // Only the commands of locks are counted, so the commands of this role go to counters of their own.
             counters: Arc::default(),
             ..self.settings.clone()
         };
         Self::new(Arc::clone(&self.map), role, settings)
     }
 
-    /// Starts connecting to each master that `others` are connected to, if there is no connection.
+    /// Starts connecting to each master to which `others` were ever connected, unless there is a connection here.
     pub(crate) fn keep_up_with(&self, others: &Self) {
         for other in others.connections.all() {
             if other.was_used() && self.map.is_master(other.node) {
@@ -143,8 +147,8 @@ impl Nodes {
         self.map.is_one()
     }
 
-    /// Whether the number that a release returns counts everybody who was notified: nodes of a cluster with plain
-    /// channels count their own clients alone.
+    /// Whether the reply to a release counts all listeners that were notified. In a cluster with plain channels, it counts
+    /// only those connected to the node that replies.
     pub(crate) fn counts_listeners(&self) -> bool {
         self.are_one() || self.map.is_sharded()
     }
@@ -153,7 +157,8 @@ impl Nodes {
     fn connection(&self, node: usize) -> &Arc<Connection> {
         let place = self.connections.place(node);
         place.get().unwrap_or_else(|| {
-            // Held until the connection is in its place: `close` finds it there, or it is closed from the start.
+            // The mutex is held until the connection is in its place, so `close` finds the connection there, or the
+            // connection is closed from the start.
             let closed = self.closed.lock();
             place.get_or_init(|| Arc::new(self.new_connection(node, *closed)))
         })
@@ -168,7 +173,7 @@ impl Nodes {
         connection
     }
 
-    /// The connection to the only server; of a cluster, that which gets the commands without a key.
+    /// The connection to the only server; in a cluster, to the master that gets the commands without a key.
     pub(crate) fn first(&self) -> &Arc<Connection> {
         self.connection(self.map.master_of(None).unwrap_or(0))
     }
@@ -184,17 +189,18 @@ impl Nodes {
         self.map.master_of(call.request.first_key())
     }
 
-    /// Does the background work at each connection, and in the ledger.
+    /// Does `work` at each connection, and what is due in the ledger and the table of masters.
     fn work(&self, work: impl Fn(&Arc<Connection>) -> WorkLeft) -> WorkLeft {
         self.map.want();
         let mut work_left = self.give_up_useless();
         for call in self.ledger.take_asked() {
-            // Without a connection to that node, `submit` puts the call back into the ledger. Then the master of the slot gets
-            // it and answers `ASK` again; by that time the connection made here may be up.
+            // Without a connection to that node, `submit` makes the call an ordinary entry of the ledger. Then the slot's
+            // master gets the call and answers `ASK` again; by that time the connection begun here may be up.
             self.at(&call).want();
             self.submit(&call);
         }
-        // The rest is taken by the connections below. This creates those that are missing, and their housekeeping dials.
+        // The connections take the other entries, in `work(connection)` below. This loop creates the `Connection`s that
+        // are missing; their housekeeping connects.
         for node in self.ledger.nodes() {
             work_left = work_left.max(WorkLeft::Later);
             match node {
@@ -217,7 +223,7 @@ impl Nodes {
         work_left
     }
 
-    /// Settles entries of the ledger that are useless. Not all at once, since an outage may leave very many.
+    /// Settles entries of the ledger that are useless. At most `USELESS` in one step, since an outage may leave very many.
     fn give_up_useless(&self) -> WorkLeft {
         let why = socket::timed_out("redis did not execute it in time");
         let useless = self.ledger.take_useless(Instant::now(), USELESS);
@@ -234,7 +240,7 @@ impl Nodes {
         }
     }
 
-    /// Queues a call for where it belongs. Memory only; see [`Connection::submit`].
+    /// Queues a call on the connection to its destination. Memory only; see [`Connection::submit`].
     pub(crate) fn submit(&self, call: &Arc<Call>) -> Option<u64> {
         let node = self.destination(call).unwrap_or(0);
         self.connection(node).submit(call)
@@ -245,7 +251,7 @@ impl Nodes {
         let call = Call::deferred(deferred);
         self.submit(&call);
         let at = self.at(&call);
-        // No connection is made here: a caller that goes on makes one, and reports a failure.
+        // No connection is made here. A caller that sends its command again makes one, and reports if that fails.
         at.flush(false);
         at.housekeep_soon();
     }
@@ -257,7 +263,7 @@ impl Nodes {
         }
     }
 
-    /// Checks the connections that were used before. Called for a client that holds something.
+    /// Checks the connections to masters, as far as they were ever up. Called for a client that holds something.
     pub(crate) fn look_after(&self) {
         for connection in self.connections.all() {
             if connection.was_used() && self.map.is_master(connection.node) {
@@ -271,7 +277,7 @@ impl Nodes {
         self.work(Connection::housekeep)
     }
 
-    /// Waits until every deferred call is acknowledged, or `until`. Returns whether all are.
+    /// Waits until no deferred call is open any more, at most until `until`. Returns whether none is open.
     pub(crate) fn drain(&self, until: Instant) -> bool {
         loop {
             match self.work(Connection::drain_some) {
@@ -283,8 +289,8 @@ impl Nodes {
         }
     }
 
-    /// Closes all connections; waiting and later calls fail with `Closed`. Returns how many entries of the ledger are given
-    /// up: the releases, and the entries that may find nothing. See [`Ledger::forget`].
+    /// Closes all connections; waiting and later calls fail with `Closed`. Returns how many entries of the ledger are
+    /// given up: first those that would release something, then those that may find nothing. See [`Ledger::forget`].
     pub(crate) fn close(&self) -> (u64, u64) {
         *self.closed.lock() = true;
         for connection in self.connections.all() {
@@ -303,7 +309,7 @@ impl Nodes {
         self.connection(call.node())
     }
 
-    /// The connection over which a call has to be sent now, once it is up.
+    /// Waits until the connection over which a call has to be sent now is up, and returns it.
     pub(crate) fn up(
         &self,
         call: &Call,
@@ -315,7 +321,8 @@ impl Nodes {
                 None => socket::timed_out("no master is known for the key's slot"),
                 Some(node) => {
                     let connection = self.connection(node);
-                    // In a cluster, another node may get the slot while this one is unreachable.
+                    // In a cluster, another node may get the slot while this one is unreachable, so the wait for each node
+                    // is short.
                     let turn = match self.are_one() {
                         true => until,
                         false => until.min(Instant::now() + socket::SLICE),
@@ -324,13 +331,13 @@ impl Nodes {
                         connection.up(turn, &|| stop() || self.destination(call) != Some(node));
                     match stood {
                         Ok(()) => return Ok(connection),
-                        // The condition passed to `up` ended the wait, and not because of `stop`: another node has the
-                        // slot now.
+                        // The call's destination has changed, which ended the wait.
                         Err(Fault::Stopped) if !stop() => continue,
                         Err(Fault::Unreachable(why)) => self.named(node, why),
-                        // This node's turn is over, and not the time of the call.
+                        // This node's turn is over, but the call has time left.
                         Err(Fault::Late(why)) if Instant::now() < until => self.named(node, why),
-                        // The node's certificate may be for a host that only the answer about the slots names.
+                        // The last answer about the slots does not name this node; perhaps only a redirection did. Its
+                        // certificate may be for a host name that the next answer will give.
                         Err(Fault::Refused(why)) if !self.map.is_named(node) => {
                             self.named(node, why)
                         }
@@ -338,7 +345,7 @@ impl Nodes {
                     }
                 }
             };
-            // If the call was to go behind `ASKING`, the node is unreachable, so the slot's master is asked next.
+            // A call that was to go behind `ASKING` goes to the slot's master now, since the other node is unreachable.
             call.state.lock().asking = false;
             self.map.doubt();
             if Instant::now() >= until {
@@ -352,8 +359,8 @@ impl Nodes {
         }
     }
 
-    /// Returns the meaning of a reply that the connection of this `generation` has brought. Notes what the reply says of the
-    /// masters, and prepares the call for its next sending.
+    /// Returns the meaning of a reply that the connection of this `generation` has brought. Also records what the reply
+    /// says about the masters, and prepares the call for its next sending.
     pub(crate) fn verdict(
         &self,
         reply: Value,
@@ -388,7 +395,7 @@ impl Nodes {
         verdict
     }
 
-    /// The master of a key, once one is known.
+    /// The master of a key. If the masters are in doubt, asks for them first.
     pub(crate) fn master_of(&self, key: &str, until: Instant) -> Result<usize, RedisError> {
         if self.map.is_doubted() {
             self.map.look_around(until, &|| false);
@@ -397,14 +404,14 @@ impl Nodes {
         master.ok_or_else(|| socket::timed_out("no master is known for the key's slot"))
     }
 
-    /// A connection to a master, for questions.
+    /// Makes a separate connection to a master: see [`Apart`].
     pub(crate) fn apart(&self, node: usize, until: Instant) -> Result<Apart, RedisError> {
         let timeout = self.settings.connect_timeout;
         let connected = Apart::connect(&self.map, node, timeout, until);
         connected.map_err(|err| self.named(node, err))
     }
 
-    /// An error of a connection to this node, with its address if it is one of several.
+    /// The error of a connection to this node, with the node's address unless there is only one node.
     fn named(&self, node: usize, why: RedisError) -> RedisError {
         match self.are_one() {
             true => why,

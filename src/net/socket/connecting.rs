@@ -1,4 +1,5 @@
-//! The steps of connecting to one address, each of which blocks for as long as there is time.
+//! The steps of connecting to one address. They block; all but the look-up and the user's function end with the attempt's
+//! time.
 
 #[cfg(not(unix))]
 use std::io;
@@ -11,7 +12,7 @@ use super::opening::open;
 use super::{Duplex, Endpoint, Socket, timed_out};
 use crate::config::server::Address;
 
-/// Connects to one address, authenticates, selects the database, says who this is and waits for PONG.
+/// Connects to one address and greets the server.
 pub(in crate::net) fn connect_to(dial: &mut Dial, endpoint: &Endpoint) -> RedisResult<Duplex> {
     let socket = open_socket(dial, endpoint)?;
     dial.set_reason(timed_out(

@@ -9,8 +9,9 @@ use redis::{RedisError, RedisResult};
 
 use super::{GLANCE, timed_out};
 
-/// If several servers are asked in turn, each gets at least this long before the next one is asked. If an attempt to connect
-/// to one server takes longer, a second attempt begins beside it: the first may have begun while the server was unreachable.
+/// If several servers are asked in turn, the next one is asked when the present one has failed, or is not done after a
+/// share of at least this long. If an attempt to connect to one server takes longer, a second attempt begins beside it:
+/// the first may have begun while the server was unreachable.
 pub(in crate::net) const SHARE: Duration = Duration::from_millis(500);
 
 /// How far a dial has got, for those who wait for it.
@@ -47,7 +48,8 @@ impl DialProgress {
         self.is_given_up.load(Ordering::Relaxed)
     }
 
-    /// The connection is not needed any more. The present step ends within its time.
+    /// Gives the attempt up: nobody needs the connection any more. The present step is not interrupted; the attempt fails
+    /// when it next asks for the time left.
     pub(crate) fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
@@ -79,7 +81,7 @@ impl Dial {
         Self::new(role, timeout, DialProgress::new())
     }
 
-    /// A part of the attempt, which fails if it is not done within `share`.
+    /// A part of the attempt. The part fails if it is not done within `share`.
     pub(in crate::net) fn part(&self, role: &'static str, share: Duration) -> Self {
         Self {
             role,

@@ -13,12 +13,12 @@ use crate::error::excerpt;
 use crate::report::report;
 
 impl Endpoint {
-    /// Whether connections of this role ask, and the client has no answer yet.
+    /// Whether a connection of this role has to ask: only those for commands do, until the client has an answer.
     pub(super) fn asks_about_eviction(&self, role: &str) -> bool {
         role == super::COMMANDS && !self.knows_eviction.load(Ordering::Relaxed)
     }
 
-    /// The server has answered, or refused; warns once if there is something to warn of.
+    /// Records the answer (`None` if the server refused). Warns once if locks may be evicted.
     pub(super) fn record_eviction(&self, info: Option<&Value>) {
         if self.knows_eviction.swap(true, Ordering::Relaxed) {
             return;

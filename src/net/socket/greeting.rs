@@ -1,4 +1,4 @@
-//! The first commands on a connection: logging in, selecting the database, saying who this is.
+//! The first commands on a connection: they log in, select the database, name the connection and check the server.
 
 use std::io;
 use std::time::Instant;
@@ -29,8 +29,7 @@ impl GreetingStep {
         }
     }
 
-    /// Whether Redis may answer so. Any other answer comes from a server of another protocol. Or the socket is connected
-    /// to itself, so that the client reads its own request.
+    /// Whether Redis answers this command with such a reply. Any other answer comes from a server of another protocol.
     fn is_answered_by(&self, reply: &Value) -> bool {
         match self.command {
             "PING" => matches!(reply, Value::SimpleString(pong) if pong == "PONG"),
@@ -122,7 +121,7 @@ fn steps(endpoint: &Endpoint, role: &str, login: &Login) -> Vec<GreetingStep> {
     steps.push(GreetingStep::new("CLIENT", &["SETNAME", &name]));
     steps.push(GreetingStep::new("PING", &[]));
     if server.replica_ack != ReplicaAck::None {
-        // With 0 replicas `WAIT` returns at once.
+        // Only shows whether `WAIT` is allowed: waiting for 0 replicas returns at once.
         steps.push(GreetingStep::new("WAIT", &["0", "1"]));
     }
     if endpoint.asks_about_eviction(role) {
@@ -152,7 +151,7 @@ impl GreetingStep {
         }
     }
 
-    /// Whether it has to be sent again.
+    /// Whether the command, rejected with `err`, is sent again over this connection, since the server is not ready.
     fn needs_time(&self, err: &RedisError) -> bool {
         let is_optional = match self.command {
             "CLIENT" | "INFO" | "HELLO" => true,
@@ -162,22 +161,23 @@ impl GreetingStep {
         is_transient(err) && !is_optional && !is_crowded(err) && err.code() != Some("DENIED")
     }
 
-    /// Whether the connection is usable all the same, and if not, why.
+    /// The command was rejected with `err`: returns an error if the connection is of no use then.
     fn refused(&self, endpoint: &Endpoint, login: &Login, err: RedisError) -> RedisResult<()> {
         match self.command {
-            // The server sends this to a client that it does not accept, whatever the request, and closes the connection.
+            // With this error the server turns the client away, whatever it has asked, and closes the connection.
             _ if is_crowded(&err) || err.code() == Some("DENIED") => Err(err),
             // Only operators need the name, so a user that may not set it can still lock.
             "CLIENT" => {
                 report!(Debug, "naming a connection failed: {err}");
                 Ok(())
             }
-            // Without ROLE, a replica shows later by the commands that it rejects.
+            // A replica is then noticed later, when it rejects commands.
             "ROLE" if !needs_role(endpoint) => Ok(()),
             "HELLO" => endpoint.record_hello(None),
-            // The user may not PING, or the server cannot write to its disk.
+            // The user has no right to PING, or the server rejects it because it cannot write to its disk: the connection
+            // is usable.
             "PING" if !keeps_out(&err) => Ok(()),
-            // A later connection may ask again, unless the user lacks the right.
+            // The server is not ready to say; a later connection asks again.
             "INFO" if is_transient(&err) => Ok(()),
             "INFO" => {
                 endpoint.record_eviction(None);
@@ -213,7 +213,8 @@ fn adding(err: &RedisError, hint: &str) -> RedisError {
     reword_server_error(err, &format!("{detail}; {hint}"))
 }
 
-/// The error for a rejected `WAIT`: transient if the text mentions replicas, since the server may be a replica now.
+/// The error for a rejected `WAIT`. If its text mentions replicas, the server is probably a replica, which may be
+/// promoted: transient.
 fn without_wait(err: &RedisError) -> RedisError {
     let said = err.to_string();
     if said.contains("replica") {
@@ -223,7 +224,8 @@ fn without_wait(err: &RedisError) -> RedisError {
     (ErrorKind::InvalidClientConfig, description, said).into()
 }
 
-/// Adds what to check if the connection ended, or the reply was no RESP: the server may speak TLS or another protocol.
+/// If the connection ended or the reply was no RESP, replaces the error by a hint: the server may speak TLS or another
+/// protocol.
 fn explained(err: RedisError) -> RedisError {
     let hint = match err.kind() {
         ErrorKind::Parse => "the server does not speak the protocol of redis; is the port right?",

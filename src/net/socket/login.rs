@@ -18,7 +18,7 @@ impl Endpoint {
         self.server.login.asked.as_ref()
     }
 
-    /// How to log in now. Calls the user's function, if there is one, and so takes as long as that takes.
+    /// How to log in now. Calls the user's function if there is one, and so may take as long as the function does.
     pub(crate) fn login(&self) -> RedisResult<Login> {
         match self.credentials() {
             Some(credentials) => ask(&*credentials.ask),

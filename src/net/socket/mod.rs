@@ -40,27 +40,30 @@ use crate::report::report;
 /// The name of connections for commands.
 pub(crate) const COMMANDS: &str = "link";
 
-/// The name of connections for guarded commands, whose replies may be of any size.
+/// The name of connections for guarded commands. Their replies may be of any size: one beyond the limit is skipped, and
+/// the connection is kept unless the reply is too long even to be skipped.
 pub(crate) const GUARDED: &str = "guarded";
 
-/// A request that Redis applies once may be sent again for this long, or for twice the command timeout if that is longer.
-/// Also the TCP user timeout: for this long the operating system retransmits what the server does not acknowledge.
+/// For this long, or for twice the command timeout if that is longer, the client may repeat a request that has an
+/// idempotency key. Also the TCP user timeout: for this long the operating system retransmits what the server does not
+/// acknowledge.
 ///
-/// A connection that was given up stays open, so the system may deliver a request long after it was sent again over another
-/// connection. Once Redis has forgotten that it has applied the request, the late copy would count again. Redis remembers it
-/// for twice this time.
+/// A connection that was given up stays open, so the system may deliver a request long after it was sent again over
+/// another connection. Once Redis has forgotten that it has applied the request, the late copy would count again. So Redis
+/// remembers a request for at least twice the time in which it may be repeated.
 pub(crate) const REPLAY: Duration = Duration::from_secs(60);
 
-/// How long a thread leads, or waits for a connection, before it checks its deadline, its cancel token, the client's state, and
-/// in a cluster whether another node has the slot by now. A thread that follows may wait 1.5 times as long.
+/// How long a thread leads (reads the replies for all threads: see `connection`), or waits for a connection, before it
+/// checks its deadline, its cancel token, the client's state and, in a cluster, whether another node has the slot by now.
+/// A thread that follows may wait 1.5 times as long.
 pub(in crate::net) const SLICE: Duration = Duration::from_millis(64);
 
-/// The shortest wait in a socket: of a read that only looks whether something has come, and of a write for space in the
-/// buffer. The system rounds it up to a few milliseconds.
+/// The timeout of a read that only looks whether something has come, and of a write that waits for space in the buffer; no
+/// timeout is shorter. The system rounds it up to a few milliseconds.
 pub(in crate::net) const GLANCE: Duration = Duration::from_millis(1);
 
-/// The flags of a write that returns at once when the socket is full: `MSG_DONTWAIT`, and `MSG_NOSIGNAL` on Linux, which the
-/// standard library passes as well. `None` on systems on which a write waits for a [`GLANCE`].
+/// The flags of a write that returns at once when the socket is full: `MSG_DONTWAIT`, and on Linux also `MSG_NOSIGNAL`,
+/// which the standard library passes in its own writes too. `None` on systems on which a write waits for a [`GLANCE`].
 const AT_ONCE: Option<i32> = if cfg!(any(target_os = "linux", target_os = "android")) {
     Some(0x40 | 0x4000)
 } else if cfg!(target_vendor = "apple") {
@@ -72,18 +75,18 @@ const AT_ONCE: Option<i32> = if cfg!(any(target_os = "linux", target_os = "andro
 /// `MSG_PEEK`: what is read is left to be read again.
 const PEEK: i32 = 0x2;
 
-/// A server, for all connections of a client.
+/// How to reach a server or deployment, and what the client's connections have learned about it.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
-    /// Whether the server has said if it deletes keys, or has refused to say.
+    /// Whether a server of the client has said if it deletes keys, or has refused to say.
     knows_eviction: Arc<AtomicBool>,
     /// Whether the last attempt to connect succeeded, by server.
     was_there: Arc<Mutex<HashMap<String, bool>>>,
     observer: Observers,
     /// How many replicas the master had when it was last asked.
     replicas: Arc<AtomicU32>,
-    /// Whether another server named this one, which then has to confirm by `ROLE` that it is a master.
+    /// Whether a Sentinel named this server as the master. The server then has to confirm that by `ROLE`.
     proves_master: bool,
     /// Whether the server that the URL names has said that it is a single master, or has refused to say; `None` where this
     /// need not be known: for servers that others have named, and for URLs of Sentinels and clusters.
@@ -103,7 +106,7 @@ impl Endpoint {
         }
     }
 
-    /// Reports servers that become unreachable or reachable to an observer.
+    /// Tells `observer` when a server becomes unreachable or reachable.
     pub(crate) fn observed_by(self, observer: &Observers) -> Self {
         Self {
             observer: observer.clone(),
@@ -111,9 +114,9 @@ impl Endpoint {
         }
     }
 
-    /// Logs a failed attempt to connect at debug level. A server that becomes unreachable is logged as a warning, and one
-    /// that is reachable again at info level, once for all connections of a client. The observer is told of these changes,
-    /// and of the outcome of the first attempt.
+    /// Records the outcome of an attempt to connect. A failure is logged at debug level. A server that becomes unreachable
+    /// is logged as a warning, and one that is reachable again at info level, once for all connections of a client. The
+    /// observer is told of these changes, and of the outcome of the first attempt.
     pub(in crate::net) fn log(&self, role: &str, failure: Option<&RedisError>) {
         let server = self.to_string();
         let was_reachable = (self.was_there.lock()).insert(server.clone(), failure.is_none());
@@ -158,7 +161,8 @@ impl Endpoint {
         is_master
     }
 
-    /// A node of a cluster, to be asked about the others: it may be a replica.
+    /// A node of a cluster that is asked about the others. It may be a replica, which would reject `WAIT`, so
+    /// `replica_ack` is off.
     pub(in crate::net) fn witness(&self, address: Address) -> Self {
         self.other(address, |server| server.replica_ack = ReplicaAck::None)
     }
@@ -244,8 +248,8 @@ impl Socket {
         self.shut(std::net::Shutdown::Both);
     }
 
-    /// Ends only the writing side: the server still reads all that was written. The server may answer, so the socket has to
-    /// stay open: a closed socket answers with a reset, at which the server may drop what it has not read.
+    /// Ends only the writing side: the server still reads all that was written. The caller has to keep the socket open: a
+    /// closed socket answers a reply of the server with a reset, at which the server may drop what it has not read.
     pub(crate) fn finish(&self) {
         self.shut(std::net::Shutdown::Write);
     }
@@ -260,8 +264,8 @@ impl Socket {
         }
     }
 
-    /// Writes all of `bytes`. They are few, so if the socket does not take them within [`SHARE`], the server does not read:
-    /// an error.
+    /// Writes all of `bytes`. Fails if the socket does not take them within [`SHARE`]: they are few, so the server is not
+    /// reading.
     pub(crate) fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         let until = Instant::now() + SHARE;
         loop {
@@ -311,7 +315,7 @@ impl Socket {
                 !matches!(looked, Err(err) if err.kind() == io::ErrorKind::WouldBlock)
             }
         };
-        // If it stays non-blocking, reads would not wait, so it counts as ended.
+        // If the socket cannot be made blocking again, reads would not wait, so the connection counts as ended.
         socket.set_nonblocking(false).is_err() || ended
     }
 
@@ -341,7 +345,7 @@ impl Socket {
         }
     }
 
-    /// Why nothing more can be read, where that is known better than by the error of the read.
+    /// Why reading failed, if the TLS session knows more than the socket's error says.
     fn failure(&self) -> Option<RedisError> {
         match self {
             #[cfg(feature = "tls")]
@@ -400,12 +404,13 @@ impl Reader {
         }
     }
 
-    /// Whether the server has closed the connection, or sent something unasked. Never waits; no thread may be writing.
+    /// Whether the server has closed the connection, or sent something unasked. Never waits. No thread may be writing
+    /// meanwhile.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_unread() || self.stream.has_ended()
     }
 
-    /// Whether more has come than was returned. If no reply is due, nobody has asked for it.
+    /// Whether bytes were read that belong to no returned reply. If no reply is due, nobody has asked for these bytes.
     pub(crate) fn has_unread(&self) -> bool {
         self.replies.has_unread()
     }
@@ -427,13 +432,13 @@ impl Reader {
 
     /// Reads one reply, or returns `None` if it was not complete after about `slice`.
     ///
-    /// Reading an incomplete reply is continued by the next call. A connection that has failed has to be dropped.
+    /// The next call continues an incomplete reply. The connection has to be dropped after an error.
     pub(crate) fn read(&mut self, slice: Duration) -> RedisResult<Option<Value>> {
         self.read_from(Instant::now(), slice, &mut || Duration::MAX)
     }
 
-    /// Like `read`, from `now` on. `before_read` runs before the thread may block, and returns how long the thread may
-    /// block.
+    /// Like `read`, from `now` on. `before_read` runs before every read, and returns the longest time for which that read
+    /// is allowed to block.
     pub(crate) fn read_from(
         &mut self,
         now: Instant,
@@ -506,9 +511,10 @@ impl Read for Sliced<'_> {
 pub(crate) struct Duplex {
     pub(crate) writer: Arc<Socket>,
     pub(crate) reader: Reader,
-    /// When it logged in.
+    /// When the greeting began.
     pub(crate) since: Instant,
-    /// How long the last greeting took, without the time until the server was ready: a round trip at least.
+    /// How long the last round of the greeting took, without earlier rounds in which the server was not ready: a round
+    /// trip at least.
     pub(crate) greeted_in: Duration,
 }
 

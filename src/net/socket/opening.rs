@@ -34,20 +34,20 @@ pub(super) fn open(host: &str, port: u16, dial: &mut Dial) -> RedisResult<TcpStr
 /// a program that opens client after client would collect threads.
 const LOOK_UPS: usize = 4;
 
-/// The hosts that are looked up now, by process too, since a fork copies the map and not the threads.
+/// The look-ups under way. The key has the process id, since a fork copies the map but not the threads that it counts.
 static LOOKED_UP: Mutex<BTreeMap<(u32, String, u16), LookUp>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
 struct LookUp {
     threads: usize,
-    /// The first answer that a thread gets, for the threads that wait.
+    /// Receives the next answer, for the threads that wait. Every answer replaces this by a new, empty one.
     next: Arc<(Mutex<Option<Found>>, Condvar)>,
 }
 
 type Found = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
-/// Asks the `resolver`, which must not panic (its thread would stay counted), or waits for the answer to another thread if
-/// enough of them ask for the same host.
+/// Asks the `resolver`; if [`LOOK_UPS`] threads already look the same host up, waits for the next answer instead. The
+/// `resolver` must not panic: its thread would stay counted.
 fn look_up(
     host: &str,
     port: u16,
@@ -82,8 +82,8 @@ fn look_up(
         drop(all);
         let mut found = next.0.lock();
         loop {
-            // The answer is stored under this mutex, so it is found here or notifies this thread. An attempt that is given
-            // up is notified by none, so `left` is asked from time to time.
+            // The answer is stored under this mutex, so either this thread finds it here, or it is notified later. Giving
+            // an attempt up notifies nobody, so `left` is checked from time to time.
             if let Some(found) = &*found {
                 break found.clone();
             }
@@ -117,16 +117,16 @@ fn connect(addr: &SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
 
 /// Makes a socket that is connected ready for use.
 fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
-    // Without a listener, a socket whose own port is its destination connects to itself.
+    // If nobody listens at a local port, the system may give a socket that very port as its own, and connect it to itself.
     if socket.local_addr()?.as_socket() == socket.peer_addr()?.as_socket() {
-        // Closed by a reset: otherwise the port stays taken for a while.
+        // Makes closing send a reset; otherwise the port would stay taken for a while.
         socket.set_linger(Some(Duration::ZERO))?;
         let reason = "no server listens there, and the socket was connected to itself";
         return Err(io::Error::new(io::ErrorKind::ConnectionRefused, reason));
     }
-    // On a real network every second small write would wait for an acknowledgement.
+    // Without this option, a small write would wait on a real network until the one before is acknowledged.
     socket.set_tcp_nodelay(true)?;
-    // Linux otherwise sends for some 15 minutes what a firewall drops. Other systems have no such option.
+    // Without this timeout Linux retransmits for some 15 minutes what a firewall drops. Other systems have no such option.
     #[cfg(any(target_os = "android", target_os = "linux"))]
     socket.set_tcp_user_timeout(Some(REPLAY)).ok();
     socket.set_tcp_keepalive(
@@ -136,7 +136,8 @@ fn prepare(socket: &SockRef<'_>) -> io::Result<()> {
     )
 }
 
-/// A local socket connects at once, or its queue is full: then it is tried again while there is time.
+/// Connects to a local socket. This succeeds at once unless the server's queue is full; then it is tried again while there
+/// is time.
 #[cfg(unix)]
 pub(super) fn open_unix(path: &std::path::Path, dial: &Dial) -> RedisResult<TcpStream> {
     use crate::net::back_off::BackOff;

@@ -1,10 +1,10 @@
-//! Reads replies: RESP2, within limits. Memory only, apart from the `Read` that it is given.
+//! Reads replies: RESP2, within limits. Does no I/O of its own: bytes come from the `Read` that it is given.
 //!
-//! The server may be no Redis, a broken one, or hostile, so it may announce and send anything. What is only announced
-//! needs hardly any memory (room for 16 elements of an array), an array is charged with all of its elements before the
-//! first has come, and nesting does not use the stack.
+//! The server may be no Redis, a broken one, or hostile, so it may announce and send anything. So what is only announced
+//! takes hardly any memory (room for 16 elements of an array). An array exceeds the limit as soon as it is announced if
+//! even the shortest elements would not fit. Nesting does not use the stack.
 //!
-//! A parser that has failed stays where it is: its connection has to be dropped.
+//! After any error but a passing one of its source, such as a timeout, the connection has to be dropped.
 
 use std::borrow::Cow;
 use std::io::{self, Read};
@@ -13,24 +13,24 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::error::printable;
 
-/// How many bytes a reply may have, except where [`LARGEST_MAP`] applies. In memory it may take up to 19 times as much,
-/// since the shortest element has three bytes.
+/// How many bytes a reply may have, except where [`LARGEST_MAP`] applies. In memory it may take up to 19 times as much: an
+/// element of three bytes becomes a whole `Value`.
 ///
-/// The largest reply of our own requests names a thousand replicas (`ROLE`), or a channel of 64 KiB.
+/// The largest replies to our own requests under this limit name a thousand replicas (`ROLE`), or a channel of 64 KiB.
 pub(crate) const LARGEST: usize = 1024 * 1024;
 
-/// The limit for the answer to `CLUSTER SLOTS`, and for operators' questions. With every slot a range of its own, two
-/// replicas for each, and announced names, the answer has 8 MiB.
+/// The limit for the answer to `CLUSTER SLOTS`, and for operators' questions. `CLUSTER SLOTS` answers with 8 MiB if every
+/// slot is a range of its own with two replicas, and the nodes announce host names.
 pub(crate) const LARGEST_MAP: usize = 32 * 1024 * 1024;
 
 /// How many bytes of a reply beyond a limit are skipped, so that its connection can be kept.
 const MOST_SKIPPED: usize = 64 * 1024 * 1024;
 
-/// The code of the error that takes the place of a reply that was skipped. No error of a server has this code, nor of a
-/// user's script: [`text_of`] removes control characters.
+/// The code of the error that takes the place of a reply that was skipped. No error of a server or of a user's script has
+/// this code, since [`text_of`] replaces control characters.
 pub(crate) const TOO_LARGE: &str = "\u{1}TOOLARGE";
 
-/// How deeply arrays may be nested. The deepest of our own requests has four levels (`CLUSTER SLOTS`).
+/// How deeply arrays may be nested. Of the replies to our own requests, the deepest has four levels (`CLUSTER SLOTS`).
 const DEEPEST: usize = 8;
 
 /// The fewest bytes that an element of an array has: `+`, and the end of the line.
@@ -39,7 +39,7 @@ const SHORTEST: usize = 3;
 /// The most bytes of a line that holds a number of 64 bits.
 const NUMBER: usize = 32;
 
-/// How many bytes are read at once at first.
+/// The first size of the buffer, and so the most bytes of the first read.
 const CHUNK: usize = 8 * 1024;
 
 /// Above this size an empty buffer is freed.
@@ -47,18 +47,18 @@ const SPARE: usize = 64 * 1024;
 
 /// Makes replies from what a server sends, however it is cut into pieces.
 pub(super) struct Parser {
-    /// The bytes that were read lie between `start` and `end`.
+    /// The bytes that were read and not yet consumed lie between `start` and `end`.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// How many of these bytes were searched for the end of a line.
+    /// How many bytes, from `start` on, were searched for the end of a line without success.
     searched: usize,
     /// The arrays that are not complete, each an element of the one before.
     open: Vec<Open>,
     /// How many bytes of the reply were taken.
     taken: usize,
     limit: usize,
-    /// A reply beyond a limit is skipped, and an error takes its place. If this is not set, the connection fails instead.
+    /// Whether a reply beyond a limit is skipped, and an error takes its place. If not, the connection fails.
     skips: bool,
     skipping: Option<Skipping>,
 }
@@ -135,7 +135,8 @@ impl Parser {
         self.start < self.end
     }
 
-    /// Returns the next reply, reading as often as it takes. After an error of `source` that passes, the next call goes on.
+    /// Returns the next reply, reading as often as it takes. After a passing error of `source`, such as a timeout, the
+    /// next call continues.
     ///
     /// # Errors
     ///
@@ -236,7 +237,7 @@ impl Parser {
         Ok(None)
     }
 
-    /// Skips the bytes that have come of a reply beyond a limit; returns the error that takes its place at its end.
+    /// Skips what has come of a reply beyond a limit. At the end of the reply, returns the error that stands for it.
     fn skip(&mut self) -> RedisResult<Option<Value>> {
         let Some(mut skipping) = self.skipping.take() else {
             return Ok(None);
@@ -368,7 +369,7 @@ impl Parser {
         }
     }
 
-    /// Whether the reply may have so many bytes more.
+    /// Returns an error if `bytes` more bytes of the reply would exceed the limit.
     fn check(&self, bytes: usize) -> Result<(), TokenError> {
         if bytes <= self.limit.saturating_sub(self.taken) {
             return Ok(());
@@ -387,20 +388,20 @@ fn number(line: &[u8]) -> RedisResult<i64> {
     number.ok_or_else(|| no_reply("a number is expected".into()))
 }
 
-/// An announced size as a size in memory, where it may not fit; `None` if it is negative.
+/// An announced size as a `usize`, or `usize::MAX` if it does not fit; `None` if it is negative.
 fn size(announced: i64) -> Option<usize> {
     let announced = u64::try_from(announced).ok()?;
     Some(usize::try_from(announced).unwrap_or(usize::MAX))
 }
 
-/// A line as text. Servers quote commands in errors, and may cut them within a character.
+/// A line as text. It may be no UTF-8: an error may quote a command and cut it within a character.
 fn text_of(line: &[u8]) -> Cow<'_, str> {
     printable(String::from_utf8_lossy(line))
 }
 
 fn error_of(text: &str) -> RedisResult<Value> {
-    // The parser of the client crate is the only way to make an error. A text that it does not parse as an error must not pass
-    // for another answer.
+    // Only the parser of the `redis` crate can make a `Value::ServerError`. If it reads the text as anything else, that
+    // must not pass for an answer.
     let line = format!("-{text}\r\n");
     match redis::parse_redis_value(line.as_bytes()) {
         Ok(error @ Value::ServerError(_)) => Ok(error),

@@ -15,7 +15,7 @@ use crate::config::server::{Address, Deployment};
 use crate::error::{excerpt, wrong_url};
 
 impl Endpoint {
-    /// The endpoint of a client whose URL names it, so that its greeting checks what the server is.
+    /// This endpoint for a client whose URL names the server: the greeting checks what the server is.
     pub(crate) fn named_by_url(self) -> Self {
         let is_one = matches!(self.server.deployment, Deployment::Single(_));
         Self {
@@ -24,7 +24,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether a connection of this role has to ask: no connection of the client has learned the answer yet.
+    /// Whether a connection of this role has to ask: only those for commands do, until the client has the answer.
     pub(super) fn asks_what_it_is(&self, role: &str) -> bool {
         let is_known = |known: &Arc<AtomicBool>| known.load(Ordering::Relaxed);
         role == super::COMMANDS
@@ -42,8 +42,8 @@ impl Endpoint {
         }
     }
 
-    /// The server has answered `HELLO`, or refused it: `None`. Returns an error if it is no single master. `ROLE` was
-    /// answered or refused before, so no later connection asks.
+    /// `hello` is the server's answer to `HELLO`, or `None` if it refused. Returns an error if it is no single master.
+    /// `ROLE` comes before, so everything is now known or refused, and no later connection asks.
     pub(super) fn record_hello(&self, hello: Option<&Value>) -> RedisResult<()> {
         if let Some(Value::Array(parts)) = hello {
             self.judge(ServerKind::by_hello(parts))?;
@@ -59,7 +59,7 @@ impl Endpoint {
             true => "rediss",
             false => "redis",
         };
-        // No URL leads to a cluster or a Sentinel by a Unix socket.
+        // URLs of clusters and Sentinels have no Unix sockets, so the hint gets a placeholder.
         let here = match &self.server.deployment {
             Deployment::Single(address @ Address::Tcp(..)) => address.to_string(),
             _ => "host:port".into(),
@@ -80,7 +80,7 @@ impl Endpoint {
     }
 }
 
-/// Transient, since replicas are promoted.
+/// The error is transient, since a replica may be promoted.
 fn replica(scheme: &str, master: Option<Address>) -> RedisError {
     let (of, url) = match master {
         Some(master) => (format!(" of {master}"), format!("{scheme}://{master}/")),
@@ -103,12 +103,12 @@ enum ServerKind {
     Replica(Option<Address>),
     /// A node of a cluster.
     Node,
-    /// With the name of a service, if that can stand in a URL as it is.
+    /// With the name of a service that it watches, if known and plain enough for a URL.
     Sentinel(Option<String>),
 }
 
 impl ServerKind {
-    /// `["slave", host, port, …]`, `["sentinel", [service, …]]`, `["master", …]`
+    /// The answer is one of `["slave", host, port, …]`, `["sentinel", [service, …]]`, `["master", …]`.
     fn by_role(parts: &[Value]) -> Self {
         match (text(parts.first()).as_deref(), parts.get(1), parts.get(2)) {
             (Some("slave"), host, Some(Value::Int(port))) => {

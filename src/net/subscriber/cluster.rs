@@ -8,7 +8,8 @@ use crate::report::report;
 use crate::verdict::Redirection;
 
 impl Subscriber {
-    /// The connection is lost, or there is none: somebody else may have the channels by now.
+    /// The connection was lost or could not be made: another node may have the channels by now, so the masters are asked
+    /// for.
     pub(super) fn look_around(&self) {
         self.map.doubt();
         let until = Instant::now() + self.settings.connect_timeout;
@@ -16,8 +17,8 @@ impl Subscriber {
         self.leave_moved();
     }
 
-    /// The table of the masters has changed, perhaps since the caller chose this node: sends away those who wait on channels
-    /// that another node has, and ends the thread if nothing is left for it.
+    /// The table of the masters has changed, perhaps after the caller chose this node. Sends away those who wait on
+    /// channels that another node has. Ends the thread if no channel is left and the node is no master.
     pub(in crate::net) fn masters_changed(&self) {
         self.leave_moved();
         let mut state = self.state.lock();
@@ -26,7 +27,7 @@ impl Subscriber {
         }
     }
 
-    /// Whether the thread has nothing to do any more.
+    /// Sets `retired` if no channel is wanted and the node is no master any more. Returns `retired`.
     pub(super) fn retire_if_unused(&self, state: &mut State) -> bool {
         if state.channels.is_empty() && !self.map.is_master(self.node) {
             state.retired = true;
@@ -44,7 +45,7 @@ impl Subscriber {
         self.flush(state);
     }
 
-    /// The node has said that another one has the channel of the oldest command.
+    /// The node has said that another node has the channel of the oldest unanswered command.
     pub(super) fn follow(&self, redirection: &Redirection) {
         self.map.redirected(self.node, redirection);
         let is_meant = |channel: &str| slot_of(channel.as_bytes()) == redirection.slot;
@@ -65,7 +66,8 @@ impl Subscriber {
 }
 
 impl Subscription {
-    /// Whether its channel belongs to another node of the cluster now, where its thread has to subscribe again.
+    /// Whether the channel belongs to another node of the cluster now. Then the waiting thread has to subscribe again
+    /// there.
     pub(crate) fn has_moved(&self) -> bool {
         let subscriber = &self.subscriber;
         let listens = || {

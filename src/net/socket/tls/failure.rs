@@ -9,7 +9,8 @@ use crate::config::tls::TlsContext;
 use crate::error::{excerpt, lasting};
 
 impl TlsContext {
-    /// Explains `err`. An error that lasts until the settings or a certificate change is no reason to try again.
+    /// Explains `err`. If only a change of the settings or of a certificate can help, the error is lasting: it is not
+    /// worth a retry.
     pub(super) fn explain(self, err: &Error) -> RedisError {
         match err {
             Error::InvalidCertificate(why) => lasting(self.certificate(why)),
@@ -79,7 +80,7 @@ impl TlsContext {
             Alert::CertificateRequired | Alert::NoCertificate => {
                 "the server requires a client certificate: set it with `TlsConfig::client_certificate`".into()
             }
-            // How OpenSSL says the same over TLS 1.2.
+            // Over TLS 1.2, an OpenSSL server that requires a client certificate and gets none sends this alert.
             Alert::HandshakeFailure if !self.has_certificate => {
                 "the server rejected the handshake; it may require a client certificate: set it with `TlsConfig::client_certificate`"
                     .into()

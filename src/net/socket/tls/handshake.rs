@@ -14,12 +14,14 @@ use crate::error::lasting;
 use crate::net::socket::dial::Dial;
 use crate::net::socket::{GLANCE, timed_out};
 
-/// The reason of a timeout. A server without TLS takes the handshake for the beginning of a command, and waits for the rest.
+/// The reason of a timeout before the server has sent anything. A server without TLS takes the handshake for an unfinished
+/// command, and waits for more.
 const BEGINNING: &str =
     "the server did not answer the TLS handshake in time; if it does not speak TLS, use redis://";
 const REST: &str = "the server did not finish the TLS handshake in time";
 
-/// Agrees on the keys. `host` is the host that the server has to prove to be, unless the settings say otherwise.
+/// Makes the TLS handshake over `socket`. `host` is the host that the server has to prove to be, unless the settings say
+/// otherwise.
 pub(in crate::net::socket) fn secure(
     settings: &TlsSettings,
     host: &str,

@@ -1,18 +1,19 @@
 //! An encrypted connection: two threads use it at once, one to read and one to write.
 //!
-//! The keys cannot be split between them, so a mutex guards them. The mutex is held for cryptography alone, never while the
-//! socket is read or written, so that a thread that waits for a reply keeps nobody from sending:
+//! The TLS session cannot be split between the two threads, so a mutex guards it. The mutex is held for cryptography
+//! alone, never while the socket is read or written, so that a thread that waits for a reply keeps nobody from sending:
 //!
 //! ```text
 //!    write: lock, encrypt, unlock ──► socket     in the order of encryption: one writes at a time
 //!    read:  socket ──► lock, decrypt, unlock
 //! ```
 //!
-//! The thread that reads may have to answer (a change of keys): the answer is appended to the bytes to be written, and goes
-//! out at once, or before the bytes that are written next if a thread is writing.
+//! The thread that reads may have to answer (a change of keys). If no thread is writing, it sends the answer at once;
+//! otherwise the answer is queued before the bytes that are written next.
 //!
-//! Bytes must not be encrypted twice. So if the socket does not take all encrypted bytes, the writer is told that its last
-//! plain byte is unwritten, and offers that byte again until they are all written.
+//! Bytes must not be encrypted twice. So if the socket does not take all encrypted bytes, `write_some` keeps them and
+//! reports the last plain byte as unwritten. The caller offers that byte again until all encrypted bytes are written; it
+//! is not encrypted again.
 
 mod failure;
 mod handshake;
@@ -37,7 +38,7 @@ const READ: usize = 8 * 1024;
 pub(crate) struct TlsStream<S = TcpStream> {
     socket: S,
     session: Mutex<TlsSession>,
-    /// No thread is writing any more.
+    /// Notified when a thread has finished writing.
     written: Condvar,
 }
 
@@ -176,10 +177,10 @@ where
         let mut session = self.session.lock();
         session.feed(&encrypted[..n]);
         let drained = session.drain(buf);
-        // If a thread is writing, the answer stays in `outgoing`, and precedes the bytes that are written next.
+        // An answer of the protocol. If a thread is writing, it stays in `outgoing`, before the bytes that are written
+        // next.
         if !session.outgoing.is_empty() && !session.is_writing {
-            // An answer of the protocol. Bytes that the socket does not take go before those that are written next, and a
-            // failure shows in the next read.
+            // What the socket does not take stays queued. A failure shows in the next read.
             let answered = self.push(&mut session);
             drop(session);
             if let Err(err) = answered {
@@ -194,8 +195,9 @@ where
         self.session.lock().failure.clone()
     }
 
-    /// Encrypts and writes. Returns how many bytes of `plain` the caller may drop: all, all but the last while encrypted
-    /// bytes are unwritten, or 0. The caller has to offer the rest again, before any other bytes.
+    /// Encrypts and writes. Returns how many bytes of `plain` the caller may drop: all; all but the last if the socket did
+    /// not take everything; 0 if earlier bytes are unwritten or being written. The caller has to offer the rest again,
+    /// before any other bytes.
     pub(super) fn write_some(&self, plain: &[u8]) -> io::Result<usize> {
         let mut session = self.session.lock();
         if session.is_writing {
@@ -213,7 +215,7 @@ where
         Ok(plain.len() - usize::from(session.is_held))
     }
 
-    /// Writes the last bytes, if everything before them was written whole.
+    /// Writes the last bytes; does nothing if earlier bytes are not completely written.
     pub(super) fn write_last(&self, plain: &[u8]) -> io::Result<()> {
         if self.session.lock().is_clean() {
             self.write_some(plain)?;
@@ -237,7 +239,7 @@ where
     /// Whether the server has ended the connection, or has said what nobody asked for. The socket must be one that does
     /// not block, and no other thread may be reading or writing.
     ///
-    /// Messages of TLS itself (new session tickets, a change of keys) are neither.
+    /// Messages of TLS itself (new session tickets, a change of keys) do not count.
     pub(super) fn has_ended(&self) -> bool {
         let mut buf = [0; 1];
         loop {
@@ -254,8 +256,8 @@ where
 }
 
 impl TlsStream {
-    /// Tells the server that nothing follows (`close_notify`), without waiting; not if a thread writes or earlier bytes
-    /// are unwritten. The caller shuts the socket down.
+    /// Tells the server that nothing follows (`close_notify`), without waiting. Does nothing if a thread is writing or
+    /// earlier bytes are unwritten. The caller shuts the socket down.
     pub(super) fn say_goodbye(&self) {
         let mut session = self.session.lock();
         if !session.is_clean() {
