@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 static EPOCH: LazyLock<Instant> = LazyLock::new(|| {
     let now = Instant::now();
-    // An earlier epoch also covers instants that were taken before it was first used.
+    // Earlier than now, since an instant may have been taken before `EPOCH` was first used.
     now.checked_sub(Duration::from_secs(60)).unwrap_or(now)
 });
 
@@ -18,12 +18,12 @@ pub(crate) fn nanos(at: Instant) -> u64 {
         .saturating_add(since.subsec_nanos().into())
 }
 
-/// A limit that [`nanos`] can express. A longer limit, from 584 years on, counts as none.
+/// `span` as a limit; `None` (no limit) if [`nanos`] cannot express it, from 584 years on.
 pub(crate) fn finite(span: Duration) -> Option<Duration> {
     (span.as_nanos() < u64::MAX.into()).then_some(span)
 }
 
-/// A span that is out of range, as errors show it.
+/// A rejected span, as errors about settings show it.
 pub(crate) fn shown(span: Duration) -> String {
     match span {
         Duration::MAX => "Duration::MAX".into(),
@@ -36,14 +36,14 @@ pub(crate) fn instant(nanos: u64) -> Instant {
     *EPOCH + Duration::from_nanos(nanos)
 }
 
-/// When a call ends. The public method computes it once, and everything that the call does keeps to it.
+/// When a call ends at the latest. The public method that was called computes it once; all steps of the call keep to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
     pub(crate) const NEVER: Self = Self(None);
 
-    /// `wait` from now on, or never if that is beyond the range of the clock.
+    /// The end of `wait`, from now on; never if the clock cannot express it.
     pub(crate) fn after(wait: Duration) -> Self {
         Self(Instant::now().checked_add(wait))
     }
@@ -89,20 +89,20 @@ impl Deadline {
 /// If several of the following are true at the same moment, the first one counts:
 ///
 /// 1. The lock or permit was granted, by Redis or by a thread of this process.
-/// 2. An error is known, also if another thread found it for all waiting threads.
+/// 2. An error is known: the thread's own, or one that another thread found for all waiting threads.
 /// 3. The client is closed, or the token cancelled.
 /// 4. The caller's time is up.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     began: Instant,
     pub(crate) until: Instant,
-    /// Whether the caller's time ends the request, not the command timeout.
+    /// Whether the request ends with the caller's time, before its command timeout.
     pub(crate) ends_with_caller: bool,
 }
 
 impl Budget {
-    /// The budget of one request of a joint attempt: the joint budget, or the command timeout of this request's client if
-    /// that ends earlier.
+    /// The budget of one request of a joint attempt: the joint budget (`self`), or the command timeout of this request's
+    /// client if that ends earlier.
     pub(crate) fn within(self, began: Instant, command_timeout: Duration) -> Self {
         let other = Deadline::NEVER.budget(began, command_timeout);
         if other.until < self.until {
@@ -122,7 +122,7 @@ impl Budget {
         self.until.saturating_duration_since(self.began)
     }
 
-    /// When half of the time from `began` on is over.
+    /// The middle between `began` and the end of the budget.
     pub(crate) fn half_from(&self, began: Instant) -> Instant {
         began + self.until.saturating_duration_since(began) / 2
     }
@@ -133,29 +133,29 @@ impl Budget {
         self.ends_with_caller && is_late
     }
 
-    /// Whether the threads queued behind this one get the error too. If they did not, each would wait for a command
-    /// timeout of its own. `is_unanswered`: a reply might have come with more time.
+    /// Whether the threads queued behind this one get the error too. Otherwise each would wait for a command timeout of
+    /// its own. `is_unanswered`: a reply might have come with more time.
     ///
-    /// A request that had less than half the command timeout, such as a late one of a multi-lock, does not show that Redis
-    /// is unreachable. The error stays with the thread of that request.
+    /// A request that had less than half the command timeout, such as one of the last of a multi-lock, does not show that
+    /// Redis is unreachable. The error stays with the thread of that request.
     pub(crate) fn concerns_all(&self, is_unanswered: bool, command_timeout: Duration) -> bool {
         !self.ends_with_caller && is_unanswered && self.span() >= command_timeout / 2
     }
 }
 
-/// The grid of [`on_shared_tick`]: a span of 8 ticks or more ends at a multiple of a tick, one of 16 or more at a multiple
-/// of two, one of 32 or more at a multiple of four.
+/// The grid of [`on_shared_tick`]. Spans from 8 ticks on end at a multiple of 1 tick, from 16 on at a multiple of 2 ticks,
+/// from 32 on at a multiple of 4.
 const TICK: Duration = Duration::from_millis(64);
 
-/// How many times a tick is doubled at most. With longer ticks, too many threads would wake at the same moment.
+/// The most doublings of a tick. With longer ticks, too many threads would wake at the same moment.
 const DOUBLED: u32 = 2;
 
 /// The end of `span`. The end of a long span is moved to an earlier tick, by at most an eighth of the span. All threads of
 /// this process share these ticks; other processes have others.
 ///
-/// Threads that wake at the same moment write and read together, and only the first of them has to wake the
-/// processor. Measured with 1,000 threads that together poll 200 times a second: ticks of 64 ms halve the processor time for
-/// each poll, and ticks of 256 ms halve it again.
+/// Threads that wake at the same moment share writes to Redis and reads from it, and only the first has to wake the
+/// processor. Measured with 1,000 threads that together poll 200 times a second: ticks of 64 ms halve the processor time
+/// for each poll, and ticks of 256 ms halve it again.
 pub(crate) fn on_shared_tick(now: Instant, span: Duration) -> Instant {
     let ends = now + span;
     let doublings = (span.as_nanos() / (TICK * 8).as_nanos()).checked_ilog2();
@@ -163,13 +163,14 @@ pub(crate) fn on_shared_tick(now: Instant, span: Duration) -> Instant {
         return ends;
     };
     let tick = u64::try_from((TICK * 2_u32.pow(doubled)).as_nanos()).unwrap_or(u64::MAX);
-    // Children of one process have the same epoch, so the process id sets them apart.
+    // Forked processes inherit the epoch; the process id gives each its own ticks.
     let phase = u64::from(std::process::id()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     let late = (nanos(ends) + phase) % tick;
     ends - Duration::from_nanos(late)
 }
 
-/// Three quarters of `span` or more, at random, so that threads waiting for the same thing do not all return at once.
+/// A random span from three quarters of `span` to all of it, so that threads waiting for the same thing do not all ask
+/// again at once.
 pub(crate) fn jittered(span: Duration) -> Duration {
     span - span / 4 * u32::try_from(random(256)).unwrap_or(0) / 256
 }
@@ -180,7 +181,7 @@ pub(crate) fn between(least: Duration, most: Duration) -> Duration {
     least + Duration::from_micros(random(spread.max(1)))
 }
 
-/// Sleeps for `span`, or until `stop`, which is checked every few milliseconds.
+/// Sleeps for `span`, or until `stop` returns true; calls `stop` every 5 ms.
 pub(crate) fn sleep_unless(span: Duration, stop: &dyn Fn() -> bool) {
     let until = Instant::now() + span;
     loop {

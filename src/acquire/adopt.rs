@@ -24,8 +24,8 @@ impl LockSpec {
 
     /// Sends the `request` by which this client takes over a hold, again until it is answered.
     ///
-    /// Every sending names the same new owner: a second one finds what the first has done. If none is answered, `give_back`
-    /// undoes whatever they have done.
+    /// All copies of the request name the same new owner, so a second copy finds what the first has done. If none is
+    /// answered, `give_back` undoes it.
     pub(super) fn ask_to_adopt(
         &self,
         mut request: Request,
@@ -49,7 +49,8 @@ impl LockSpec {
         // The copy of a client in a forked process shares the connections of its parent, and must not use them.
         self.check_going()?;
         let (params, entry) = self.start(WaitMode::Once)?;
-        // Not queued: Redis refuses the threads of this process that ask for the lock at the same time.
+        // This thread need not queue: while the other process has the lock, Redis refuses the threads of this process that
+        // ask at the same time.
         entry.lock().lock.begin_adopting(self.mode);
         let (wait, listening) = (WaitMode::Once, Listening::new(self.command_timeout));
         let mut contender = Contender::new(self, entry, params, wait, listening, None, None);

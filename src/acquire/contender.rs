@@ -33,23 +33,24 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// That is about the number of hand-overs in a tenure of 5 ms. Unless the server's clock is set back, no token is drawn
-/// more than this many microseconds ahead of it (`lua/prelude/tokens.lua`). So a draw less than 1024 µs after the last one
-/// gets fewer tokens, but at least one.
+/// That is about the number of hand-overs in a tenure of 5 ms. Tokens are at least the server's time in microseconds.
+/// Unless that clock is set back, a draw ends less than 1024 ahead of it (`lua/prelude/tokens.lua`). So a draw soon after
+/// the last one gets fewer tokens, but at least one.
 const TOKENS: u64 = 1024;
 
 /// A thread in the queue of a fair lock asks for the last time this long before its time is up. If a quarter of its time is
 /// shorter, the quarter counts.
 ///
-/// If very many threads wait for a short time, each becomes the next only when all ahead of it have timed out. By then its
-/// own time is nearly up: too late for a message and a request. For as long as such threads arrive, a free lock would stay
-/// untaken. So a thread leaves the queue early if its last request finds the lock free but another waiter first.
+/// If very many threads wait with short time limits, each is first in the queue only when all ahead of it have timed out.
+/// By then its own time is nearly up: too late for a message and a request. For as long as such threads arrive, a free
+/// lock would stay untaken. So a thread leaves the queue early if, at its last request, the lock is free but another
+/// waiter is first in the queue.
 const LAST: Duration = Duration::from_millis(50);
 
 /// A thread that asks Redis for a lock.
 ///
-/// 1. A contender counts in `_contending` from before its first request until its hold is accepted or its last request
-///    undone. Closing the client waits for that, so no hold is left behind unnoticed.
+/// 1. `_contending` counts a contender from before its first request until its hold is accepted or its last request
+///    undone. Closing the client waits until none is counted, so no hold is left behind unnoticed.
 /// 2. However a contender ends, `Drop` gives up its place or note and lets the next thread of the process ask.
 /// 3. A request of unknown outcome is undone, and its number is not used again. A contender with a
 ///    [place](crate::hold::places) is the exception: its request has the number of the place and may be sent again,
@@ -68,22 +69,22 @@ pub(crate) struct Contender<'a> {
     turn: Option<Turn>,
     /// The pauses between questions, for a kind that announces nothing.
     spin: Option<Spin>,
-    /// The knowledge about other contenders for several servers.
+    /// For a quorum: what is known of the other contenders.
     contest: Contest,
-    /// The release after which the contender yields before it asks.
+    /// The release after which other processes go first, unless it is known to have notified none.
     yields_after: Option<Arc<Call>>,
     /// The first request, if it was queued ahead.
     ahead: Option<(calls::Ahead, AskedHold)>,
     listening: Listening,
     is_granted: bool,
-    /// The moment from which a question counts as the last before the time is up.
+    /// From this moment on, a question is the *last question* before the time is up.
     last_question_at: Option<Instant>,
-    /// The last pause was shortened for that question.
+    /// The latest pause was cut short for the last question.
     parks_until_last: bool,
     _contending: Contending<'a>,
 }
 
-/// The hold that a request asks for, and the place.
+/// The hold that a request asks for, and whether the request has or wants a place in the queue.
 struct AskedHold {
     hold: Arc<Hold>,
     place: Place,
@@ -113,7 +114,7 @@ impl Drop for Contender<'_> {
 }
 
 impl<'a> Contender<'a> {
-    /// `listening` may have waited in the queue of the process, and keeps its waiter.
+    /// If the thread has waited in the queue of the process, `listening` has the waiter that it used there.
     pub(crate) fn new(
         lock: &'a LockSpec,
         entry: Arc<Entry>,
@@ -167,7 +168,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// A request for a new place, sent at `sent_at`, was refused, so its number is the place.
+    /// A request with [`Place::New`], sent at `sent_at`, did not get the lock, so the contender has the place with this
+    /// number.
     fn keep_place(&mut self, number: OwnerNumber, sent_at: Instant) {
         self.place = Some(number);
         // Each place has its own channel, to which the next park subscribes.
@@ -209,7 +211,7 @@ impl<'a> Contender<'a> {
 
     /// Takes over the hold of the owner `from` for this thread.
     ///
-    /// If the hold was lost and too few replicas have confirmed, the error is the loss.
+    /// If the hold was lost, the error is that loss, even if too few replicas have confirmed the request.
     pub(super) fn adopt(&mut self, from: &str, until: Instant) -> Result<GuardInner> {
         let (session, lock, params) = (self.session(), self.lock, self.params);
         let (entry, number) = (Arc::clone(&self.entry), session.owners.draw());
@@ -284,7 +286,7 @@ impl<'a> Contender<'a> {
         let tokens = self.tokens();
         let draw = || session.owners.draw();
         // A new number for each request, with two exceptions. A contender with a place keeps the number of the place (rule
-        // 3). A contender with a note keeps its number after a refusal (rules 2 and 3 of `turn`).
+        // 3). A reader or writer keeps its number after a refusal (rules 2 and 3 of `turn`).
         let number = match (self.place, &mut self.turn) {
             (Some(place), _) => place,
             (None, Some(turn)) => turn.take_number(draw),
@@ -317,7 +319,7 @@ impl<'a> Contender<'a> {
         Attempt { request, undo }
     }
 
-    /// Asks the server of a lock that one server keeps.
+    /// Asks the one server that keeps the lock.
     fn ask_server(&mut self, until: Instant) -> std::result::Result<Reply<Arc<Hold>>, NoReply> {
         let (lock, session) = (self.lock, self.session());
         let (ahead, mut asked) = self.ahead.take().unzip();
@@ -325,12 +327,12 @@ impl<'a> Contender<'a> {
         let stop = || lock.must_stop();
         let answer = session.connection.call(until, &stop, ahead, &mut attempt)?;
         if self.place.is_some() && answer.value == script::PLACE_LOST {
-            // The place has expired, after an outage for example, or this was the last question and has given it up. If time
-            // is left to wait, a new number joins the end of the queue. That takes one more request at most, since a new
-            // number has no place to lose.
+            // The place has expired, after an outage for example, or this was the last question and has given it up. If
+            // the last question is not due yet, the contender joins the end of the queue with a new number. That is one
+            // more request at most, since a new number has no place to lose.
             let asks_again = self.place_to_send() == Place::Has;
             self.place = None;
-            // Otherwise a sign of life could find the place gone, and wake this thread to ask for another.
+            // Forgotten, so that the watchdog does not find the place gone and wake this thread to ask for another.
             let waiter = self.listening.known_waiter();
             self.entry.lock().forget_place(waiter);
             return match asks_again {
@@ -345,7 +347,7 @@ impl<'a> Contender<'a> {
             Some(_) => script::acquired_in_turn(answer.value),
             None => script::acquired(answer.value, has_tokens),
         };
-        // An odd reply says nothing about whether the lock was granted.
+        // An odd reply may be a grant, so the hold is given back.
         let acquired = acquired.map_err(|unexpected| {
             if let Some(AskedHold { hold, .. }) = &asked {
                 session.give_back(hold);
@@ -362,8 +364,8 @@ impl<'a> Contender<'a> {
                     hold.set_tokens(first, last);
                 }
                 if ttl_left.is_some() {
-                    // Before this grant the read lock's key had only `ttl_left` to live. Another client may shorten it again,
-                    // so the hold is renewed as often as that requires.
+                    // Before this grant the read lock's key had only `ttl_left` to live. Another client may set so short a
+                    // TTL again, so the hold is renewed as often as that requires.
                     hold.change(|lease| lease.adapt_keep_lock(ttl_left));
                 }
                 Ok(Reply::Granted(hold))
@@ -393,8 +395,8 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Whether releases are announced to all waiters on one channel, whose listeners a release counts. With a queue in
-    /// Redis each place has its own channel, and the listeners of several servers are not counted.
+    /// Whether all waiters listen to one channel, so that the reply to a release says how many were notified. With a queue
+    /// in Redis each place has its own channel, and the listeners of several servers are not counted.
     fn is_notified_with_others(&self) -> bool {
         let kind = self.lock.key.kind;
         kind.is_notified && kind.order == Order::Local && self.lock.quorum.is_none()
@@ -470,10 +472,11 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Whether the process's last release is known to have notified no other process. The reply to that release precedes this
-    /// grant, so the number of listeners is known.
+    /// Whether the process's last release is known to have notified no other process. On the connection the reply to that
+    /// release precedes this grant, so the number of listeners is known.
     fn was_alone(&self, state: &EntryState) -> bool {
-        // For a read-write lock the number proves nothing: a read hold that ends while others read returns 0 and sends no message.
+        // For a read-write lock the number proves nothing: the release of a read hold while others read notifies nobody
+        // and returns 0.
         self.turn.is_none()
             && state
                 .lock

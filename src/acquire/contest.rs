@@ -7,10 +7,10 @@ use crate::acquire::quorum::PAUSE;
 
 /// The knowledge of a contender about the others that want a majority of the same servers.
 ///
-/// All contenders that are notified of a release ask at the same time, and each may be granted too few of the servers.
-/// So a contender that was refused pauses for a short random time and then looks: it reads the leases without requesting
-/// anything (see `quorum::ask`). If a majority is free, the contender requests the lock. If not, the contender waits for a
-/// message, and some release will send it:
+/// All contenders that are notified of a release ask at the same time, and each may be granted too few of the servers. So
+/// a contender whose request was refused pauses for a short random time. Unless a message has come since, it then looks:
+/// it reads the leases without requesting anything (see `quorum::ask`). If a majority is free, the contender requests the
+/// lock. If not, the contender waits for a message, and some release will send it:
 ///
 /// - A single holder may have a majority. The release of that holder is announced.
 /// - Several contenders may have a few servers each, which they give back. Each of them looks after a pause of its own. The
@@ -18,8 +18,7 @@ use crate::acquire::quorum::PAUSE;
 ///
 /// A contender that was granted too few servers and does not look again announces that it gives them back.
 pub(super) struct Contest {
-    /// How many messages had arrived when the last request was made. If its reply was contested: how many had arrived when
-    /// that reply came.
+    /// How many messages had arrived when the last round began, or, if that round was contested, when it ended.
     messages_seen: u64,
     was_refused: bool,
     /// The last round may have granted the lock to nobody.

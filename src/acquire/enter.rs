@@ -89,7 +89,7 @@ impl LockSpec {
             Pending::Contends(mut contender) => contender.run(),
         });
         if !matches!(outcome, Ok(Outcome::Granted(_))) {
-            // The entry may be idle now, and without a release no other code asks for a sweep.
+            // The entry may be idle now, and without a release nothing else asks the watchdog to remove it.
             self.session().watchdog.housekeep_soon();
         }
         outcome
@@ -159,8 +159,7 @@ impl LockSpec {
                     drop(state);
                     self.queue(&entry, params, ticket, &mut listening, wait)?
                 }
-                // The guard of that hold may not have noticed the loss. A lost hold gives nothing: it is removed, and
-                // the thread enters again.
+                // This hold is over, even if its guard has not noticed: it is removed, and the thread enters again.
                 Entered::Mine { hold, .. } if !hold.is_valid(now) => {
                     drop(state);
                     self.give_up_lost(&hold);
@@ -323,8 +322,8 @@ impl LockSpec {
         listening: &mut Listening,
         wait: WaitMode,
     ) -> Result<Option<Wakeup>> {
-        // Checked once, before the thread waits for another thread of its process. `Waiting::run` checks before a wait
-        // for other processes.
+        // Whether the thread would wait for itself is checked here before it waits for threads of its process, and in
+        // `Waiting::run` before it waits for others.
         let deadlocked = self.has_it_otherwise();
         let stop = || deadlocked.is_some() || self.must_stop();
         let time_left = |now| lease_left(entry, now);
@@ -342,8 +341,8 @@ impl LockSpec {
             wake(next);
         }
         match listening.take_wakeup() {
-            // A waker took this thread off the queue just before it gave up: rule 2 at `Entry`. The thread has to use
-            // the wakeup, or the hold would have no guard, or the lock no contender.
+            // Another thread took this one off the queue just before this one gave up: rule 2 at `Entry`. This one has to
+            // use the wakeup, or the hold would have no guard, or the lock no contender.
             Some(wakeup) => Ok(Some(wakeup)),
             None if self.must_stop() => Err(self.stopped()),
             None => match deadlocked {

@@ -51,7 +51,7 @@ pub(crate) fn give(
     if let Some(release) = &release {
         session.connection.at(release).deliver();
     }
-    // The first in the queue asks Redis; on the connection its request follows the release.
+    // Wakes the first in the queue. If there is a release, the request of that thread follows it on the connection.
     notify(first);
     session.watchdog.housekeep_soon();
     release

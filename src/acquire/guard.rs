@@ -39,7 +39,7 @@ pub(crate) enum HoldOrigin {
 pub struct GuardInner {
     shared: Arc<SharedSession>,
     hold: Arc<Hold>,
-    /// The thread that holds; a drawn number if the guard is owned.
+    /// The number of the thread that holds; for an owned guard, a number of its own.
     thread: u64,
     /// The token of this thread, even after the hold was handed over to another thread.
     token: u64,
@@ -188,8 +188,8 @@ impl GuardInner {
         reading.take(WaitMode::Once)
     }
 
-    /// Keeps the name for `min_hold` from now on, even if the guard is dropped before. Called only once the whole call
-    /// has succeeded, since a multi-lock releases members that it was granted without the others.
+    /// Keeps the name for `min_hold` from now on, even if the guard is dropped before. To be called after the whole
+    /// acquire has succeeded: a multi-lock that is not granted all members releases those that it was granted.
     pub(crate) fn keep_for(&self, min_hold: Option<Duration>) {
         if let Some(span) = min_hold {
             self.hold.keep_until(Instant::now() + span);
@@ -274,7 +274,8 @@ impl GuardInner {
             Mode::Exclusive => state.lock.shared_by(self.thread).cloned(),
             Mode::Shared => None,
         };
-        // Memory only. The local lock calls this before it names the next contender: rule 4 at `Entry`.
+        // Does no I/O: the release is only queued. The local lock calls this closure before it names the next contender:
+        // rule 4 at `Entry`.
         let submit_release = || {
             if let Some(below) = &below
                 && let Some(until) = hold.take_kept_until()
@@ -289,8 +290,8 @@ impl GuardInner {
         let outcome = state.lock.leave(self.thread, hold, now, &|| {
             Arc::clone(call.get_or_init(submit_release))
         });
-        // This guard's report ends while the mutex is still held. Afterwards another thread may have the hold, and if that
-        // hold is lost, this guard must not be reported as lost.
+        // This guard is taken off the hold's list of observed guards while the mutex is still held. Afterwards another
+        // thread may have the hold, and if that hold is lost, this guard must not be reported as lost.
         if std::mem::take(&mut self.is_observed) {
             self.ended = hold.unobserve(self.thread);
         }
@@ -336,8 +337,8 @@ impl GuardInner {
                 if taken {
                     session.lose(hold, LossReason::TakenOver);
                 }
-                // A hold that was lost by time may still exist in Redis. The holder has noticed the loss, so the hold is
-                // released; no other hold has its number: rule 1 at `Hold`.
+                // A hold whose time was over here may still exist in Redis, so it is released. No other hold has its
+                // number (rule 1 at `Hold`).
                 if taken || hold.may_still_be_held() {
                     session.give_back(hold);
                 }

@@ -68,7 +68,7 @@ impl Drop for LatchWait<'_> {
     }
 }
 
-/// Whether the round is over that the waiter saw first. Stores that round.
+/// Whether the round that the waiter saw first is over. The first call stores that round.
 fn note_round(first_round: &mut Option<Vec<u8>>, state: LatchState) -> bool {
     match (state, &first_round) {
         (LatchState::Open, _) => true,

@@ -62,14 +62,14 @@ pub(crate) fn adopt(
     }
 }
 
-/// Sends the release of a permit. Behind it, the first waiting thread of this process asks.
+/// Sends the release of a permit. The request of the first waiting thread of this process follows the release.
 pub(crate) fn release(spec: &LockSpec, hold: &Hold) -> Arc<Call> {
     let (session, now) = (spec.session(), Instant::now());
     let is_heard = session
         .subscriber
         .listens_to(&hold.entry().protocol.channel());
     let release = Call::release(hold.release(false, now), is_heard);
-    // The entry is unknown if no thread of this process has waited lately; then there is nobody to call.
+    // The entry is unknown if no thread of this process has used it lately; then there is nobody to wake.
     let entry = spec.known_entry();
     let mut state = entry.as_ref().map(|entry| entry.lock());
     // Rule 4 at `Entry`: the release precedes the request of the thread that is called here.
@@ -185,8 +185,8 @@ struct Batch {
 impl Undo for Batch {
     fn undo(&self) -> Deferred {
         let request = protocol::release(&self.entry.protocol, &self.ids);
-        // At least as long as `UNDO_FOR`: until then the server may still execute the acquire. With a longer lease, as long
-        // as that: permits that nobody knows of stay taken until their lease ends.
+        // Until it is answered, the undo is sent again for `UNDO_FOR`, during which the server may still execute the
+        // acquire, or for the lease if that is longer: permits that nobody knows of stay taken until their lease ends.
         let useful_until = Instant::now() + self.ttl.max(UNDO_FOR);
         self.entry
             .deferred(request, &OwnerId::default(), useful_until, true)

@@ -24,8 +24,7 @@ pub(crate) struct Listening {
     /// The command timeout of the thread's handle.
     command_timeout: Duration,
     waiter: OnceCell<Arc<WaitingThread>>,
-    /// The thread has spent time waiting, so it is known to its token and to the client, which wake it when they are
-    /// cancelled or closed.
+    /// The thread has begun its first park, so a cancelled token or the closing of the client wakes it.
     has_parked: bool,
     /// The thread has begun to listen, or knows that nothing is announced.
     has_begun: bool,
@@ -88,7 +87,7 @@ impl Listening {
         waiter.map_or_else(Signals::default, |waiter| waiter.signals())
     }
 
-    /// Whether a thread of this process has woken it.
+    /// Whether another thread of this process has woken this one.
     pub(crate) fn has_wakeup(&self) -> bool {
         self.is_woken(|_| true)
     }
@@ -109,8 +108,8 @@ impl Listening {
     }
 
     /// Parks until another thread of this process has woken this one, there is news since `known_signals`, `stop` returns
-    /// true, or the deadline has passed. Every wait for others is one of these. A long wait is logged, with how long the
-    /// lease of the holder still lasts, if that is known.
+    /// true, or the deadline has passed. Threads that wait for others park only here; other pauses are short. A long wait
+    /// is logged, with how long the lease of the holder still lasts, if that is known.
     pub(crate) fn park(
         &mut self,
         spec: &LockSpec,
@@ -120,8 +119,8 @@ impl Listening {
         stop: &dyn Fn() -> bool,
     ) {
         if !std::mem::replace(&mut self.has_parked, true) {
-            // Watched before the check in `WaitingThread::park`: a token that is cancelled later wakes the waiter, and one
-            // that was cancelled earlier is found by the check.
+            // The tokens are watched before `WaitingThread::park` checks them: one cancelled before the check is found by
+            // it, one cancelled afterwards wakes the waiter.
             let tokens = spec.cancel.iter().chain([&spec.session().closing]);
             tokens.for_each(|token| token.watch(self.waiter()));
         }
@@ -134,8 +133,8 @@ impl Listening {
         loop {
             let now = Instant::now();
             let log_due = self.log_long_wait(spec, now, || lease_left(now));
-            // A wait with a deadline costs the system half a microsecond more, a tenth of a hand-over among eight
-            // threads. So a wait without a deadline gets none for the log: the watchdog reminds such threads.
+            // A wait with a deadline costs the system half a microsecond more, a tenth of a hand-over among eight threads.
+            // So a wait without a deadline is not given one just to log: the watchdog wakes such threads now and then.
             let wakes_at = match (until.instant(), log_due) {
                 (Some(until), Some(due)) => Deadline::at(until.min(due)),
                 _ => until,
@@ -148,8 +147,8 @@ impl Listening {
         waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Logs a long wait, of which there is no other sign, and how long the lease of the holder still lasts, if that is
-    /// known. Returns when to log next, if ever. The wait begins with the first call.
+    /// Logs a long wait, with the time left on the holder's lease, if that is known. Returns when to log next, if ever.
+    /// The wait begins with the first call.
     fn log_long_wait(
         &mut self,
         spec: &LockSpec,
@@ -226,7 +225,7 @@ impl Listening {
         self.is_subscribed() && accepted >= self.needed
     }
 
-    /// Whether the thread waits for announcements.
+    /// Whether the thread has a subscription, confirmed or not.
     pub(crate) fn is_subscribed(&self) -> bool {
         !self.subscriptions.is_empty()
     }

@@ -1,4 +1,4 @@
-//! How a thread comes to hold something, or to see a latch open: the loop that waits for one thing.
+//! How a thread acquires something, or waits until a latch is open: the loop that waits for one thing.
 //!
 //! ```text
 //!            ┌───────────────────────────── ask again ◄──────────────────────────────┐
@@ -13,22 +13,22 @@
 //!     handed over          granted          the deadline, a cancelled token and the closing of the client end it anywhere
 //! ```
 //!
-//! - *ready?* If a thread of this process hands over the thing, Redis is not asked. After the tenure, other processes
-//!   go first.
+//! - *ready?* If a thread of this process hands over the thing, Redis is not asked. When the tenure of this process is
+//!   over ([`yielding`]), others go first.
 //! - *ask.* [`Budget`] says how long the question may take, and what it means if there is no answer.
 //! - *listen.* A message is a hint and never a grant. A thread that has subscribed asks again once the subscription is
-//!   confirmed, since a release may have preceded it. A thread that yields subscribes before it asks. If the confirmation
-//!   comes before the question, it need not ask again.
-//! - *park.* The thread parks until a message arrives, the lease of the present holder ends, or the poll cap is over,
-//!   since messages can be lost. Where nothing is announced, the park is a pause.
+//!   confirmed, since a release may have preceded it. A thread that lets others go first subscribes before it asks. If the
+//!   confirmation precedes the question, no second question is needed.
+//! - *park.* The thread parks until a message arrives or the lease of the present holder ends, but, since messages can be
+//!   lost, for no longer than the poll cap (`BackOff::POLL`). Where nothing is announced, the park is a pause.
 //!
-//! A [`Strategy`] is the part that differs between the ways of waiting. Two other loops are around this one or below
-//! it:
+//! A [`Strategy`] is the part that differs between the ways of waiting. There is one more loop around this one, and one
+//! below it:
 //!
-//! - A multi-lock waits in this loop for one member at a time, and asks for the other members again once it has that member
-//!   ([`multi`]). Between two such rounds it pauses for a few milliseconds.
-//! - A question to several servers is asked again if too few of them have answered, since their connections may have
-//!   been idle for too long ([`quorum`]). For this loop the repetitions are one question, which ends within its time.
+//! - Around it, a multi-lock waits for one member at a time; once it has that member, it asks for the others ([`multi`]).
+//!   If it is refused again, it pauses for a few milliseconds before it waits for the next member.
+//! - Below it, a question to several servers is repeated if too few of them have answered ([`quorum`]). For this loop the
+//!   repetitions are one question, with one time limit.
 
 mod adopt;
 pub(crate) mod contender;
@@ -78,14 +78,14 @@ pub(crate) use crate::quorum::ask::Busy;
 pub(crate) enum Reply<G> {
     Granted(G),
     Busy(Busy),
-    /// A thread of this process handed over permits before the reply arrived. The asking thread takes these, and has passed
-    /// on what Redis granted.
+    /// A thread of this process handed over permits before the reply arrived. The asking thread keeps those permits; what
+    /// Redis granted in addition was passed on.
     HandedOver,
 }
 
 /// Why a request has no reply.
 pub(crate) enum NoReply {
-    /// An error, unless the caller's own time was up.
+    /// No usable reply: an error, unless only the caller's time was too short ([`Budget`]).
     Unanswered(Failure),
     Final(Error),
 }
@@ -112,7 +112,8 @@ pub(crate) enum Outcome<G> {
 }
 
 impl<G> Outcome<G> {
-    /// The end of a wait whose time is up. `was_refused`: somebody had the thing when Redis was asked.
+    /// The end of a wait whose time is up. `was_refused`: by the last reply, to this thread or another of the process,
+    /// somebody has the thing.
     fn without_grant(was_refused: bool) -> Self {
         match was_refused {
             true => Self::Busy(Busy::default()),
@@ -154,11 +155,12 @@ pub(crate) trait Strategy {
     /// How an error message names what the thread was doing, such as "acquiring the lock".
     const DOING: &'static str;
 
-    /// Whether grants that no message announced are counted as missed messages. Not for permits with a lease: such a
-    /// permit may end by expiring, which nothing announces, so the grant does not show that a message was lost.
+    /// Whether grants that no message announced are counted as missed messages. False for permits with a lease: one may
+    /// have expired, which nothing announces, so the grant does not show that a message was lost.
     const COUNTS_MISSED: bool = true;
 
-    /// Whether the last question was asked because the time was nearly up, and not because a message may be lost.
+    /// Whether the last park was shortened for the last question before the time is up. If so, a grant does not show that
+    /// a message was lost.
     fn is_last_question(&self) -> bool {
         false
     }
@@ -171,19 +173,21 @@ pub(crate) trait Strategy {
         Ok(None)
     }
 
-    /// Stops waiting. A grant that was handed over before belongs to the caller.
+    /// Stops waiting in the queue of this process, if the thread is in it. Returns the grant if a thread has handed one
+    /// over by then.
     fn withdraw(&mut self) -> Result<Option<Self::Grant>> {
         self.handed_over()
     }
 
-    /// The release after which the thread lets others go first before it asks. Returned once.
+    /// The last release of a tenure that is over: before the thread asks, it lets others go first, unless that release is
+    /// known to have notified nobody. Returned once.
     fn yields_after(&mut self) -> Option<Arc<Call>> {
         None
     }
 
-    /// Whether contending processes have to alternate by themselves: the thing has one holder at a time, and no note in
-    /// Redis says who is next. (Also true for a fair lock, without effect: its contenders never yield, since its queue says
-    /// who is next.)
+    /// Whether contending processes have to alternate by themselves: the thing has one holder at a time, and its
+    /// contenders leave no [notes](turn) in Redis. (Also true for a fair lock, without effect: its contenders never yield,
+    /// since its queue says who is next.)
     fn alternates(&self) -> bool {
         false
     }
@@ -193,11 +197,12 @@ pub(crate) trait Strategy {
         false
     }
 
-    /// Asks Redis once, reconnecting if necessary. A request that may have taken something, and has no reply, is undone, unless
-    /// a contender with a place has sent it: rule 3 at [`Contender`](contender::Contender).
+    /// Asks Redis once, reconnecting if necessary. A request that may have taken something, and has no reply, is undone,
+    /// except that of a contender with a place: rule 3 at [`Contender`](contender::Contender).
     fn ask(&mut self, until: Instant) -> std::result::Result<Reply<Self::Grant>, NoReply>;
 
-    /// The channel on which changes are announced; `None` if they are not, or not on a single channel.
+    /// The channel on which changes are announced to this thread; `None` if there is none, or one at each of several
+    /// servers.
     fn channel(&self) -> Option<Arc<str>> {
         Some(self.entry().protocol.channel())
     }
@@ -241,7 +246,8 @@ struct Waiting<'a, S> {
     messages_heard: Option<u64>,
     /// How often the thread has parked.
     parks: u32,
-    /// The signals before the last park. A grant that follows without any news since then was not announced.
+    /// The signals before the last park; `None` if that park awaited no message, or a thread of this process has ended it.
+    /// A grant without news since these signals was not announced.
     silent_since: Option<Signals>,
 }
 
@@ -270,7 +276,7 @@ impl<S: Strategy> Waiting<'_, S> {
                 Err(NoReply::Final(err)) => return Err(err),
             };
             let is_first_refusal = !std::mem::replace(&mut self.was_refused, true);
-            // A thread of this process has handed over the thing, or called this thread, while Redis was asked.
+            // While Redis was asked, a thread of this process has handed over the thing, or woken this thread to ask.
             if self.strategy.listening().has_wakeup() {
                 continue;
             }
@@ -280,7 +286,7 @@ impl<S: Strategy> Waiting<'_, S> {
             if self.wait.deadline().has_passed(Instant::now()) {
                 return self.end(Outcome::Busy(busy));
             }
-            // Checked before the first park only: this thread can release nothing while it waits.
+            // Checked before the first park only: while it waits, this thread takes and releases nothing.
             if is_first_refusal && let Some(reason) = self.spec.has_it_otherwise() {
                 return Err(self.spec.would_deadlock(reason));
             }
@@ -307,7 +313,7 @@ impl<S: Strategy> Waiting<'_, S> {
             let now = Instant::now();
             let is_late = has_waited && self.wait.deadline().has_passed(now);
             if is_late || self.spec.must_stop() {
-                // A thread that has not asked Redis itself goes by the last reply to others.
+                // A thread that has not asked Redis itself goes by the last reply to another thread of this process.
                 let is_taken = self.was_refused || self.strategy.entry().lock().lock.is_taken();
                 let ended = self.end(Outcome::without_grant(is_taken))?;
                 return Ok(ControlFlow::Break(ended));
@@ -325,15 +331,16 @@ impl<S: Strategy> Waiting<'_, S> {
         }
     }
 
-    /// Subscribes unless the thread has done so, and parks. If the thread has only just subscribed, and the subscription
-    /// is confirmed already because this process was listening there, returns without a park, so that the thread asks once
-    /// more. After a contested round it pauses in any case. `signals_before`: the signals before the request.
+    /// Subscribes unless the thread has done so, and parks. If the thread has just subscribed, and the subscription is
+    /// confirmed already because this process was listening there, it does not park but asks once more. A contested round
+    /// is always followed by a pause. `signals_before`: the signals before the request.
     fn park(&mut self, busy: Busy, signals_before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();
-        // News counts from before the request, except in two cases. A thread that has just begun to listen has no earlier
-        // news. After a contested round the thread asks again in any case, once its pause is over: messages that arrived
-        // during the round, such as those of other masters about the same release, must not cut the pause short.
+        // The park ends at once if there was news since before the request, except in two cases. A thread that has just
+        // begun to listen has no earlier news. After a contested round the thread asks again in any case, once its pause
+        // is over: messages that arrived during the round, such as those of other masters about the same release, must not
+        // cut the pause short.
         let mut known_signals = match began_to_listen || busy.is_contested {
             true => listening.signals(),
             false => signals_before,
@@ -346,28 +353,29 @@ impl<S: Strategy> Waiting<'_, S> {
             // A release may have preceded the subscription: ask once more before parking.
             return Ok(());
         }
-        // The first two parks last for a second at most; from the third on the limit doubles.
+        // The limit is 1 s for the first two parks, then doubles up to 5 s.
         let cap = BackOff::POLL.after(self.parks.max(1));
-        // A pause after a contested round is no park, since no message was expected.
+        // The pause after a contested round is not counted as a park: no message was expected.
         let is_park = listening.is_subscribed() && !busy.is_contested;
         self.parks += u32::from(is_park);
         // A confirmation during the park counts as news, so `count_rescue` does not count a grant that follows one.
         self.silent_since = is_park.then_some(known_signals);
         let now = Instant::now();
         let park = self.strategy.park_for(cap);
-        // Contenders for several servers must come back one by one, or they split the votes again.
+        // No shared tick after a contested round: contenders that ask at the same moment may each be granted too few
+        // servers again.
         let mut until = match busy.is_contested {
             true => now + park,
             false => time::on_shared_tick(now, park),
         };
         let free_at = busy.retry_after.map(|retry_after| now + retry_after);
         if let Some(free_at) = free_at {
-            // A key lives for the whole of its last millisecond.
+            // A key lives through its last millisecond, so the thread asks 1 ms later.
             until = until.min(free_at + Duration::from_millis(1));
         }
         let (spec, wait) = (self.spec, self.wait);
         let until = Deadline::at(wait.deadline().earliest(until));
-        // With notes, the reply says when to ask again, which need not be the end of a lease.
+        // For read-write locks `retry_after` may be shorter than what is left of the lease, so the log does not show it.
         let lease_ends = free_at.filter(|_| !spec.key.kind.has_notes);
         let lease_left = |now| Some(lease_ends?.saturating_duration_since(now));
         let stop = || spec.must_stop();
@@ -385,7 +393,7 @@ impl<S: Strategy> Waiting<'_, S> {
             }
             known_signals = signals;
         }
-        // Cancelling and closing are signalled as messages.
+        // Cancelling and closing count as messages, too; `!stop()` leaves them out.
         let is_message = listening.signals().messages > known_signals.messages && !stop();
         spec.session().counters.wakes.add(is_message.into());
         Ok(())
@@ -432,7 +440,7 @@ impl<S: Strategy> Waiting<'_, S> {
     }
 }
 
-/// Subscribes where changes are announced; `false` if the thread is subscribed there already.
+/// Begins to listen where changes are announced, if anywhere; `false` if the thread had begun already.
 fn listen<S: Strategy>(strategy: &mut S, spec: &LockSpec) -> Result<bool> {
     if strategy.listening().has_begun() {
         return Ok(false);

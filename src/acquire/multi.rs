@@ -20,14 +20,14 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// A call that does not wait asks again for a member if it holds all members before, and somebody else took the member
-/// only a moment ago. The call asks for this long, or for four round trips if that is longer.
+/// A call that does not wait asks again for a member if it holds all earlier members, and somebody else has only just
+/// taken this one. The call asks for this long, or for four round trips if that is longer.
 ///
 /// The thread that took the member may yet be refused an earlier one, and then releases the member.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
-/// Pauses between repeated requests for a member that is undecided (see [`UNDECIDED`]), and between waiting for one member
-/// and the next: up to 4 ms.
+/// Pauses of up to 4 ms: between requests for a member that may soon be given back (see [`UNDECIDED`]), and before waiting
+/// for a member after a further refusal.
 fn pacer() -> Pacer {
     Pacer::new((PAUSE / 8, PAUSE / 4), 4)
 }
@@ -155,7 +155,7 @@ impl Members {
         let mut waited_for = None;
         let mut refusals = 0_u32;
         let mut pauses = pacer();
-        // The time for the first round includes finding out which servers these are.
+        // The time for the first round includes identifying the members' servers.
         let mut round = self.round(wait);
         self.check_servers(round)?;
         loop {
@@ -187,7 +187,7 @@ impl Members {
             if deadline.has_passed(Instant::now()) {
                 return self.end(busy);
             }
-            // A server that was unreachable may answer by now.
+            // Checked again: a server that was unreachable may answer by now.
             self.check_servers(self.round(wait))?;
             // Nothing is held here: a thread that waits for one member must not keep others from taking the rest.
             waited_for = match self.parts[index].acquire(wait) {
@@ -264,9 +264,9 @@ impl Members {
     ) -> Result<Gathering> {
         let all = 0..self.parts.len();
         let is_contended = waited_for.is_none() && self.contended.load(Ordering::Relaxed);
-        // Each turn asks for a range of members, as far as they are not held: for all, or for one. Once that one is granted,
-        // the next turn asks for all that are missing. If members were held by others lately, the first is requested alone,
-        // since granted ones might have to be released again.
+        // Each pass asks for all members that this thread lacks, or for one of them. Once that one is granted, the next
+        // pass asks for all that are missing. If somebody else held a member lately, the first pass asks for the first
+        // member alone: the rest, if granted, might have to be released again.
         let mut asked = match is_contended {
             true => 0..1,
             false => all.clone(),
@@ -295,7 +295,7 @@ impl Members {
                     return Ok(Gathering::All(held));
                 }
                 Ok(Answers::Refused(index, by)) => (index, by),
-                // A call that was refused once is busy, and not late.
+                // Once a member was refused, the outcome is `Busy`, not `TooLate`.
                 Ok(Answers::TooLate) if was_refused => return Ok(Gathering::Busy(asked.start)),
                 Ok(Answers::TooLate) => return Ok(Gathering::TooLate),
                 Err(failures) => {
@@ -349,7 +349,7 @@ impl Members {
                 Err(err) => return Err(vec![(index, err)]),
             }
         }
-        // An error comes before anything is sent. Dropping the contenders lets other threads of the process ask.
+        // If this fails, nothing has been sent, and dropping the contenders lets other threads of the process ask.
         if let Err(failure) = self.ask_ahead(&mut pending, round) {
             return Err(vec![failure]);
         }
@@ -457,23 +457,23 @@ enum Answers {
 /// The outcome of asking for all members.
 enum Gathering {
     All(HeldMembers),
-    /// The first member that somebody else has. All that were held are released.
+    /// The member to wait for: as a rule, the first that somebody else has. All that were held are released.
     Busy(usize),
     /// The caller's time was up before all had answered.
     TooLate,
 }
 
-/// Whether a thread asks again for the member with this index, which it was refused. If so, the thread keeps the
-/// members before it and releases those behind it; otherwise it releases all. All sets are in the same order, so if all
-/// members are free, one of the threads that try at the same time gets its whole set, as long as no thread uses up the time
-/// for which it asks again:
+/// Whether a thread asks again for the member with this index, which it was refused. If so, the thread keeps the members
+/// before it and releases those behind it; otherwise it releases all. The members of every multi-lock are in the same
+/// order. So if all are free, and no thread's time for asking again runs out, one of the threads that try at the same time
+/// gets all its members (its *set*):
 ///
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
 ///   take a thread T whose first member M is the earliest of all first members. The thread in T's way holds M. No set begins
 ///   before M, so M is also that thread's first member. That thread was not refused M, so it did not give up.
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member L. The thread that
-///   has L cannot be asking again for a member behind L. So it gets its whole set, or it is refused a member before L and
-///   releases L.
+///   has L cannot be asking again for a member behind L. So that thread gets its whole set, or is refused a member before
+///   L and releases L.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

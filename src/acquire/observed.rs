@@ -21,8 +21,8 @@ pub(crate) fn refusal<G>(outcome: &Result<Outcome<G>>) -> Option<RefusalReason> 
 }
 
 impl LockSpec {
-    /// Acquires something, counts a refusal, and reports the outcome to the observer. If there is one, `grant` is
-    /// called with the grant and with when the call began.
+    /// Acquires something, counts a refusal, and reports the outcome to the observer. If there is an observer, `grant` is
+    /// called with what was granted and when the call began, and reports that.
     pub(crate) fn observed<G>(
         &self,
         acquire: impl FnOnce() -> Result<Outcome<G>>,
@@ -40,8 +40,7 @@ impl LockSpec {
         Ok(granted)
     }
 
-    /// Reports a guard to the observer, unless its thread has the lock already. The end of the hold will be reported,
-    /// too.
+    /// Reports a guard to the observer, unless its thread had the lock already. The end of the hold will be reported, too.
     pub(crate) fn observe(&self, held: &mut GuardInner, began: Instant) {
         if let Some(handed_over) = held.record_observed() {
             held.hold()

@@ -1,12 +1,12 @@
 //! How a thread acquires permits: first come, first served in its process.
 //!
-//! Of the threads that wait, only the first asks Redis, and listens for all, so that a request for many permits is not
-//! starved by requests for few. Once the first has its permits, the next thread asks. A call that does not wait asks once,
-//! unless threads wait. When grants have gone on for a whole tenure, the thread that asks lets other processes go first.
+//! Of the threads that wait, only the first asks Redis and listens, so that requests for few permits do not starve one for
+//! many. Once the first has its permits, the next thread asks. A call that does not wait asks once, unless threads wait.
+//! When grants have gone on for a whole tenure, the thread that asks lets other processes go first.
 //!
-//! There are two kinds of [`Grants`]. [Plain](crate::acquire::plain_permits) permits have no owner, and may be handed
-//! over to a thread that waits, even while its request is under way. Permits with a
-//! [lease](crate::acquire::leased_permits) are a hold each.
+//! There are two kinds of [`Grants`]. [Plain](crate::acquire::plain_permits) permits have no owner. A waiting thread may
+//! be handed them even while a request of its own is under way. Permits with a [lease](crate::acquire::leased_permits) are
+//! a hold each.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,8 +38,8 @@ pub(super) trait Grants {
     /// The identity of a request, by which it is undone if its outcome is unknown.
     type Asked: Undo + 'static;
 
-    /// Whether threads of this process may be handed the permits of others. Permits that may not be handed over have a
-    /// lease, and announce nothing when they expire.
+    /// Whether threads of this process may hand permits to each other. If not, the permits have a lease, and nothing
+    /// announces their expiry: so this is also `COUNTS_MISSED`.
     const ARE_HANDED_OVER: bool;
 
     /// The next request; no two are the same, so that undoing one does not affect another.
@@ -49,7 +49,7 @@ pub(super) trait Grants {
 
     fn read(reply: Value) -> std::result::Result<PermitsAcquired, Unexpected>;
 
-    /// Redis has granted them.
+    /// Makes the grant of permits that Redis has given.
     fn granted(
         &self,
         spec: &LockSpec,
@@ -111,8 +111,8 @@ struct Permits<'a, G: Grants> {
 }
 
 impl<G: Grants> Permits<'_, G> {
-    /// Joins the queue and waits there until the thread is the first, or its time is up. `false` for a thread that does
-    /// not wait if others do: it must not overtake the queue, or a request for many permits could starve.
+    /// Joins the queue and waits there until the thread is the first, or its time is up. `false` if others wait and this
+    /// call does not: it must not overtake the queue, or a request for many permits could starve.
     fn enter(&mut self) -> bool {
         let mut state = self.entry.lock();
         let local = state.local_semaphore();
@@ -161,8 +161,8 @@ impl<G: Grants> Permits<'_, G> {
         let counted = if G::ARE_HANDED_OVER { self.permits } else { 0 };
         let mut state = self.entry.lock();
         state.lock.forget_refusal();
-        // Closing sets the flag and later gives back all permits that are counted as out. With the mutex held, this
-        // grant is either undone here or counted before that.
+        // Closing sets the flag and later gives back all permits that are counted as out. With the mutex held, this grant
+        // is either undone here, or counted before closing gives the permits back.
         let granted = match session.is_closed() {
             true => Granted::Closed,
             false => state.local_semaphore().granted(self.ticket, counted, now),
@@ -198,7 +198,7 @@ impl<G: Grants> Permits<'_, G> {
         session.connection.send_deferred(asked.undo());
     }
 
-    /// Redis had too few.
+    /// Records that Redis had too few permits.
     fn record_refusal(&mut self, is_set: bool) {
         if let Some(ticket) = self.ticket {
             let mut state = self.entry.lock();
@@ -230,7 +230,7 @@ impl<G: Grants> Permits<'_, G> {
         notify(first);
     }
 
-    /// Passes on permits that the thread was handed and does not need.
+    /// Passes on permits that the thread has and does not need: to the next thread, or back to Redis.
     fn give_away(&self, since: Instant) {
         let session = self.spec.session();
         drop(give_permits::give(
@@ -303,7 +303,7 @@ impl<G: Grants> Strategy for Permits<'_, G> {
             let undo = Some(Arc::clone(drawn) as Arc<dyn Undo>);
             Attempt { request, undo }
         };
-        // Permits that are handed over end the call. The request is undone then, if it was sent.
+        // If the thread is handed permits, it stops waiting for the reply, and the request is undone if it was sent.
         let stop = || self.is_handed_over() || spec.must_stop();
         let answer = session.connection.call(until, &stop, None, &mut attempt)?;
         let replicated = session.is_replicated(&answer);

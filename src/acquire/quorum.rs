@@ -36,8 +36,8 @@ pub(crate) fn ask(
         if stop() {
             return Err(lock.stopped().into());
         }
-        // Without time for another round, the attempt ends. A last round that was cut short explains less than the one
-        // before it.
+        // Without time for another round, the attempt ends. If the time limit cut this round short, the round before it
+        // makes the better error.
         let (now, pause) = (Instant::now(), pause());
         if now + pause >= until {
             let short = short.unless_cut_short(now >= until, previous_short);

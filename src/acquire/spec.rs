@@ -31,11 +31,11 @@ pub struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
     /// The name as the user gave it.
     pub(crate) name: Arc<str>,
-    /// The key of the entry: the kind, and the name, or the name and the nodes.
+    /// The key of the entry: the kind, the name, and for a quorum the nodes.
     pub(crate) key: EntryKey,
     /// The servers whose majority has to grant the lock; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
-    /// How long a server must have been up to count.
+    /// How long a server must have been running before it counts for a majority.
     pub(crate) up_for: Duration,
     pub(crate) mode: Mode,
     pub(crate) is_reentrant: bool,
@@ -47,7 +47,7 @@ pub struct LockSpec {
     pub(crate) late_is_error: bool,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// For how long the name is kept after the grant, even if it is released before.
+    /// For how long after the grant the name is kept, even if the lock is released earlier.
     pub(crate) min_hold: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
     /// A reader does not wait behind writers of other processes.
@@ -177,7 +177,7 @@ impl LockSpec {
         self.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
     }
 
-    /// Whether a call has to stop before there is a reply.
+    /// Whether calls have to stop without waiting for a reply.
     pub(crate) fn must_stop(&self) -> bool {
         self.session().is_closed() || self.is_cancelled()
     }
@@ -213,10 +213,10 @@ impl LockSpec {
         self.error(ACQUIRING, Fault::Unreachable(why))
     }
 
-    /// Whether the holder may release the lock soon: the lock was taken only within the last `span`, so the holder may be
-    /// taking several locks and be refused another.
+    /// Whether the holder may soon give the lock back. It may, if it took the lock within the last `span`: it may be
+    /// taking several locks, and be refused another. `false` if the calling thread itself has it.
     ///
-    /// Of a holder outside this client, the age is known only if its lease is that of this handle or of the client.
+    /// The age of a hold outside this client can be told only if its lease is as long as this handle's or the client's.
     pub(crate) fn may_be_given_back(&self, by: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {
@@ -281,7 +281,7 @@ impl LockSpec {
         self.usable()?.registry.unregistered(&self.key)
     }
 
-    /// The entry of the name; an unregistered one for a query, which must not create state.
+    /// The entry of the name if it is registered, otherwise an unregistered one: a query must not create state.
     pub(crate) fn look(&self) -> Result<Arc<Entry>> {
         self.usable()?.registry.look(&self.key)
     }
@@ -317,8 +317,8 @@ impl LockSpec {
             && settings(self) == settings(other)
     }
 
-    /// Why the calling thread would wait for itself, if it would: it holds the name as a lock of another kind, or wants
-    /// an owned hold and has a bound one. Checked before a wait.
+    /// Why the calling thread would wait for itself, if it would: it holds the name as a lock of another kind, or it wants
+    /// an owned hold and has one that is bound to the thread. Checked before a wait.
     pub(crate) fn has_it_otherwise(&self) -> Option<DeadlockReason> {
         // Most threads that wait hold nothing, and need not look for other kinds.
         if !Bound::has_some() {
@@ -340,7 +340,8 @@ impl LockSpec {
             if has(&self.key, Mode::Shared) {
                 return Some(match self.mode {
                     Mode::Exclusive => DeadlockReason::Reading,
-                    // A waiting writer goes before a new reader, and waits for this thread to stop reading.
+                    // A writer may wait for this thread to stop reading. A new reader waits behind that writer, so this
+                    // thread would wait for itself.
                     Mode::Shared => DeadlockReason::NotReentrant,
                 });
             }
@@ -493,7 +494,7 @@ impl LockSpec {
     }
 
     /// Like [`ask_once`](Self::ask_once), for a request whose reply is a number. If the reply is lost, the error says that
-    /// the request may have run, since a second call would count again.
+    /// the request may have run: a caller that repeats the call would count twice.
     pub(crate) fn count_once(
         &self,
         forget: usize,
@@ -506,11 +507,12 @@ impl LockSpec {
 
     pub(crate) fn force_unlock(&self, until: Instant) -> Result<bool> {
         let entry = self.look()?;
-        // Read before the request: a hold that is granted after it is not affected, and must not be reported as lost.
+        // Read before the request: a hold granted after the request is not affected, and must not be reported as lost.
         let held: Vec<_> = entry.lock().lock.holds().cloned().collect();
         let forced = match &self.quorum {
             Some(quorum) => {
-                // The servers that answered have done it: a repetition could take the lock from the next holder.
+                // Some servers may have done it, and a repetition could take the lock from the next holder, so the error
+                // says that the request may have run.
                 let forced = self.by_majority(FORCING, || quorum.force(until));
                 forced.map_err(Error::after_work)?
             }
@@ -555,9 +557,9 @@ impl fmt::Debug for LockSpec {
 pub(crate) enum InTheWay {
     /// A thread of this client, which has the lock or asks for it.
     Here,
-    /// The holder in Redis. `retry_after`: how much of the holder's lease is left, or for a read-write lock when to ask again,
-    /// if that is earlier. Then [`may_be_given_back`](LockSpec::may_be_given_back) may misjudge the age of the hold. `None` if
-    /// the lease has no end, or if nothing is known about it.
+    /// The holder in Redis. `retry_after`: how much of the holder's lease is left. For a read-write lock it may be less:
+    /// the time after which to ask again. In that case [`may_be_given_back`](LockSpec::may_be_given_back) may misjudge the
+    /// age of the hold. `None` if the lease has no end, or if nothing is known about it.
     Elsewhere { retry_after: Option<Duration> },
 }
 

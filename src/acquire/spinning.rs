@@ -23,7 +23,7 @@ pub(super) struct Spin {
     back_off: Option<BackOff>,
     /// How many attempts the present holder has outlasted.
     attempts: u32,
-    /// The earliest end of the holder's lease, of all replies since `pacer` was last reset.
+    /// The earliest end of the holder's lease that a reply has given since `pacer` was last reset.
     ends_at: Option<Instant>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A *note* is a key in Redis that names one waiting reader or one waiting writer; each side has one note at most. A
 //! waiter that finds a note of the other side at its first question is behind the noted waiter, and behind nobody else. So
-//! readers and writers take turns. Each waiter is behind one that asked earlier, so waiters never wait for each other in a
-//! circle. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
+//! readers and writers take turns. A waiter is only ever behind one that asked earlier, so waiters never wait for each
+//! other in a circle. The scripts that ask for the lock make, read and remove the notes (`lua/prelude/notes.lua`):
 //!
 //! ```text
 //!               refused, nobody is noted: notes itself        granted; a reader's grant ends the readers' note
@@ -12,12 +12,12 @@
 //!       └─ refused, another is noted ─► waits ──────┘ once that one was granted, gave up or counts as gone
 //! ```
 //!
-//! 1. A note is gone a `waiter_lease` after its waiter last prolonged it, and no later than the waiter's call ends or its
-//!    precedence (10 s, [`PRECEDENCE`]) is over.
+//! 1. A note expires one `waiter_lease` after its waiter last prolonged it, or earlier, when the waiter's call or its
+//!    precedence (10 s, [`PRECEDENCE`]) ends.
 //! 2. A note is known by the number of the request that made it.
 //! 3. A request without a reply is undone, and its note with it. The next request has a new number, and its waiter counts
-//!    as a newcomer. Otherwise two waiters could wait for each other: suppose that V is behind W's first number, and that W's
-//!    request is undone. W asks again as a newcomer, finds V's note, and gets behind V. If W then used its first number
+//!    as a newcomer. Otherwise two waiters could wait for each other: V gets behind W's first number; a request of W has
+//!    no reply and is undone; W asks again as a newcomer, finds V's note, and is behind V. If W then used its first number
 //!    again, V would still be behind W.
 
 #[cfg(test)]
@@ -29,8 +29,8 @@ use crate::acquire::wait_mode::WaitMode;
 use crate::protocol::kind::Note;
 use crate::protocol::owner::OwnerNumber;
 
-/// The time for which a waiter has precedence. Clients of Redisson neither leave notes nor read them. Where their
-/// readers overlap, a writer may wait without end, and so would the waiters behind it.
+/// The time for which a waiter has precedence. Limited because Redisson's clients ignore notes: if their readers overlap,
+/// a noted writer may wait without end, and the waiters behind it must not.
 const PRECEDENCE: Duration = Duration::from_secs(10);
 
 /// The turn of one waiter: the number by which others know it, and the waiter that it lets go first.
@@ -60,7 +60,7 @@ impl Turn {
         }
     }
 
-    /// The number for the next request: after a refusal the same, otherwise a `new` one: rule 3.
+    /// The number for the next request: the last one if that was refused, otherwise a `new` one (rule 3).
     pub(crate) fn take_number(&mut self, new: impl FnOnce() -> OwnerNumber) -> OwnerNumber {
         // `take`: unless the reply to this request puts the number back with `set_behind`, it is not used again.
         self.refused.take().unwrap_or_else(|| {

@@ -42,7 +42,8 @@ impl WaitMode {
         matches!(self, Self::Until(_))
     }
 
-    /// The wait mode for a further request of the same joint attempt. That request begins at `began`; the end stays.
+    /// The wait mode for a further request of the same joint attempt. That request begins at `began`, and has to end when
+    /// the attempt does.
     pub(crate) fn rest_from(self, began: Instant) -> Self {
         match self {
             Self::OnceWithin(budget) => Self::OnceWithin(budget.rest_from(began)),

@@ -25,8 +25,8 @@ use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 ///    may be taken: a `QuorumHold` and its nodes, a hold, a waiter, the watchdog, the subscribers, the table of masters, the
 ///    ledger, a connection, a call, the free entries, and the request keys. With any of these held, the entry's mutex may
 ///    not be taken.
-/// 2. A wakeup is stored with the mutex held, in the section that takes the thread off its queue or makes it the first.
-///    So a thread that finds itself off the queue has a wakeup.
+/// 2. A wakeup is stored with the mutex held, in the section that takes the thread off its queue or makes it the first
+///    there. So a thread that finds itself off the queue has a wakeup.
 /// 3. The thread is notified once the mutex is released, since it would run into the mutex otherwise.
 /// 4. The release of a guard is queued on the connection with the mutex held, before any other thread can become the
 ///    contender. So on the connection it precedes the next request of this process.
@@ -39,7 +39,7 @@ pub(crate) struct Entry {
 
 /// The shared part of all entries of one registry.
 pub(super) struct Common {
-    /// Free entries, each once, and when they became free.
+    /// The free entries, each once, and when each became free.
     pub(super) free: Mutex<VecDeque<(Instant, EntryKey)>>,
     pub(super) owners: Arc<Owners>,
 }
@@ -84,12 +84,13 @@ pub(crate) type WaitingThread = waiter::WaitingThread<Wakeup>;
 pub(crate) enum Wakeup {
     /// The thread has the lock.
     Granted(Arc<Hold>),
-    /// The thread has its permits, which Redis granted to this process at that time.
+    /// The thread has its permits, which Redis granted to this process at this instant.
     Given(Instant),
-    /// The thread is the contender: it asks Redis. If a release is given that has notified other processes, they go first.
+    /// The thread is the contender: it asks Redis. If a release is given and has notified other processes, the thread lets
+    /// them go first.
     Contend(Option<Arc<Call>>),
-    /// The thread is the contender, but waits until then before it asks: the threads that were just handed permits may
-    /// hand them on by that time.
+    /// The thread is the contender, but asks only at this instant: by then the threads that were just handed permits may
+    /// have handed them on.
     ContendAt(Instant),
     /// Redis is unreachable.
     Failed(MakeError),
@@ -109,7 +110,7 @@ pub(crate) struct EntryState {
     /// True if no thread may add the entry to the list of free ones: the entry is there already, a sweep has taken it out,
     /// or the registry does not have it. Rule 3 at [`Registry`](crate::hold::Registry).
     pub(super) is_listed: bool,
-    /// Whether a subscription of this process was open when its last release was queued.
+    /// Whether this process was subscribed to the lock's channel when its last release of the lock was queued.
     pub(crate) is_heard: bool,
 }
 
@@ -168,7 +169,7 @@ impl Entry {
         self.protocol.shown().unwrap_or(&self.key.id)
     }
 
-    /// The release of one owner's hold, which is sent again until `useful_until`.
+    /// The release of one owner's hold, or its undo. Without a reply it is sent again, until `useful_until`.
     pub(crate) fn release(
         &self,
         mode: Mode,
@@ -183,8 +184,8 @@ impl Entry {
         self.deferred(request, owner, useful_until, undo)
     }
 
-    /// A request for whose reply no thread has to wait; `owner` is empty if it is about no hold. The connection sends the
-    /// request again until `useful_until`.
+    /// A request for whose reply no thread has to wait; `owner` is empty if it is about no hold. Without a reply the
+    /// connection sends the request again, until `useful_until`.
     pub(crate) fn deferred(
         &self,
         request: Request,
@@ -205,9 +206,9 @@ impl Entry {
         }
     }
 
-    /// Fails the threads in the queue whose command timeout is not longer than that of the caller: Redis did not reply to the
-    /// caller, and each of them would only find that out again. The caller gives up afterwards, which wakes the next thread
-    /// that stays.
+    /// Fails the threads in the queue whose command timeout is not longer than that of the caller: Redis did not reply to
+    /// the caller, and each of these threads would only find that out again. The caller gives up afterwards, which wakes
+    /// the first of the threads that are still queued.
     pub(crate) fn dismiss(&self, error: &MakeError, timeout: Duration) {
         let concerns = |waiter: &Arc<WaitingThread>| waiter.command_timeout <= timeout;
         let mut state = self.lock();
@@ -221,8 +222,8 @@ impl Entry {
         for waiter in &waiters {
             waiter.store(Wakeup::Failed(Arc::clone(error)));
         }
-        // The first in the queue of a semaphore may be among the dismissed, which wake nobody. So the new first is called here.
-        // If it is the same as before, it asks once more, which does no harm.
+        // The first in the queue of a semaphore may be among the dismissed threads, which do not wake their successor. So
+        // the new first is called here. If it is the same as before, it asks once more, which does no harm.
         waiters.extend(state.call_first(first, Instant::now()));
         drop(state);
         notify(waiters);
@@ -262,8 +263,8 @@ impl EntryState {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
         if let Some(next) = &wakeups.contend {
-            // `yield_after` is called under the mutex, since it ends the tenure: one thread yields, and no other may ask in
-            // between.
+            // `yield_after` may end the cohort, so it is called under the mutex: one thread yields, and no other may ask
+            // in between.
             let release = self.lock.cohort.yield_after(Instant::now());
             next.store(Wakeup::Contend(release));
         }
@@ -283,7 +284,7 @@ impl EntryState {
         !std::mem::replace(&mut extras.keeps_places, true)
     }
 
-    /// Whether there still are places to be kept. If not, the next [`add_place`](Self::add_place) tells the watchdog again.
+    /// Whether there still are places to be kept. If not, the next [`add_place`](Self::add_place) returns true again.
     /// Check and change are under one mutex, so no place is left out.
     pub(crate) fn update_keeps_places(&mut self) -> bool {
         let are_some = self.places().next().is_some();

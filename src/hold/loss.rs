@@ -34,8 +34,8 @@ use crate::stats::Counters;
 /// # Ok::<(), redlatch::Error>(())
 /// ```
 ///
-/// A loop that works under the lock just checks [`is_valid`](crate::Guard::is_valid). A clone can wait on a thread of its
-/// own, which ends with the guard:
+/// A loop that works under the lock just checks [`is_valid`](crate::Guard::is_valid). To be told at once, wait with a
+/// clone of the receiver on another thread. The wait ends when the guard does:
 ///
 /// ```no_run
 /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -65,7 +65,7 @@ use crate::stats::Counters;
 pub struct LossReceiver(channel::Receiver<Loss>);
 
 impl LossReceiver {
-    /// Waits until the hold is lost. Blocks without limit; no I/O.
+    /// Waits until the hold is lost or the guard is gone. Blocks without limit; no I/O.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -187,7 +187,8 @@ impl LossListener {
     }
 }
 
-/// Adds a listener to a hold. A shared hold outlives many of its guards, whose listeners are removed.
+/// Adds a listener to a hold. Before the list grows, removes the listeners of guards that are gone, since a shared hold
+/// outlives many guards.
 pub(crate) fn add_listener(all: &mut Vec<LossListener>, listener: LossListener) {
     if all.len() == all.capacity() {
         all.retain(LossListener::is_alive);
@@ -197,8 +198,9 @@ pub(crate) fn add_listener(all: &mut Vec<LossListener>, listener: LossListener) 
 
 /// Calls the client's listener with one loss after another, on a thread that exists while there are losses.
 ///
-/// The listener may block, panic, or use this crate. So it runs neither on the threads of this crate nor on threads
-/// that call into it. Losses are queued, and a thread is started if none runs. Both are safe under any mutex.
+/// The listener may block, panic, or use this crate. So the listener runs neither on the crate's other threads nor on
+/// threads that call the crate. [`notify`](Self::notify) only queues the loss and starts a thread if none runs, so it may
+/// be called under any mutex.
 pub(crate) struct Notices {
     counters: Arc<Counters>,
     listener: Option<OnLost>,

@@ -35,7 +35,7 @@ use crate::protocol::owner::{OwnerId, OwnerNumber};
 use crate::protocol::script::{Released, Renewed, Unexpected};
 use crate::time;
 
-/// For how long the undo of an acquire of unknown outcome is sent again: until then the server may still execute the
+/// How long to keep sending the undo of an acquire with unknown outcome: for this long the server may still execute the
 /// acquire.
 pub(crate) const UNDO_FOR: Duration = Duration::from_secs(3600);
 
@@ -92,9 +92,9 @@ pub(crate) struct Hold {
     pub(crate) mode: Mode,
     pub(crate) number: OwnerNumber,
     state: AtomicU8,
-    /// When the acquire that was granted was sent, in [`time::nanos`].
+    /// When the granted acquire was sent, in [`time::nanos`].
     asked_at: AtomicU64,
-    /// The validity in `lease`, to be read without its mutex. Stored only with that mutex held.
+    /// A copy of the end of validity in `lease`, readable without the mutex of `lease`. Stored only with that mutex held.
     valid_until: AtomicU64,
     lease: Mutex<Lease>,
     /// How often the holder has the hold, which renewals write to Redis for others to see. Always 1 for a shared hold.
@@ -106,17 +106,17 @@ pub(crate) struct Hold {
 /// Fields that few holds need; made when the first of them is.
 #[derive(Default)]
 struct HoldExtras {
-    /// The owner id: a given one, or the one made of the number, stored once it is asked for.
+    /// The owner id, if it was given, or once [`owner_ref`](Hold::owner_ref) has made it from the number.
     owner: OnceLock<OwnerId>,
     /// The parts that several servers keep; `None` if the client's own server keeps the hold.
     several: Option<Arc<dyn Several>>,
-    /// For a part: the hold to which it belongs, and the number of its server.
+    /// For a part: the whole hold, and the number of the part's server.
     whole: Option<(Weak<Hold>, usize)>,
     /// The token of the thread that has the hold now, and the last one drawn for the hold; zero without tokens.
     token: AtomicU64,
     last_token: AtomicU64,
-    /// When a permit ends, in milliseconds of the server's clock, by the last reply. If somebody else has changed the
-    /// end since, a renewal does nothing.
+    /// According to the last reply, when the permit ends, in milliseconds of the server's clock. A renewal carries it, and
+    /// does nothing if somebody else has changed the end since.
     ends_at: AtomicI64,
     /// Until when the name is kept after the release, in [`time::nanos`]; zero if the release ends the hold.
     kept_until: AtomicU64,
@@ -125,8 +125,9 @@ struct HoldExtras {
     /// The contender has left a subscription behind.
     listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
-    /// The threads whose hold was reported to an observer. The thread that removes an element reports its end, so each
-    /// end is reported once. Once the hold is lost, only [`Hold::take_observed`] removes elements.
+    /// The threads whose hold was reported to an observer. The thread that removes an element reports the end of that
+    /// thread's share of the hold, so each end is reported once. Once the hold is lost, only [`Hold::take_observed`]
+    /// removes elements.
     observed: Mutex<Vec<Watched>>,
 }
 
@@ -140,10 +141,10 @@ pub(crate) struct Watched {
 
 /// The request of a thread that locks a hold of fixed lease again.
 pub(crate) struct Reentry<'a> {
-    /// The lease from now on, and how long it lasts at first.
+    /// The policy from now on, and the lease to request (`ttl`).
     pub(crate) lease: LeasePolicy,
     pub(crate) ttl: Duration,
-    /// How often the thread has the lock then.
+    /// How often the thread will have the lock if this succeeds.
     pub(crate) count: u32,
     pub(crate) until: Instant,
     pub(crate) stop: &'a dyn Fn() -> bool,
@@ -151,7 +152,7 @@ pub(crate) struct Reentry<'a> {
 
 /// Why a renewal for which the holder waits has no answer.
 pub(crate) enum NotRenewed {
-    /// The holder had to stop.
+    /// `Reentry::stop` ended the wait.
     Stopped,
     /// The time was up, although the servers respond.
     Late(Error),
@@ -166,10 +167,10 @@ pub(crate) trait Several: Send + Sync {
     /// A part was renewed.
     fn part_is_kept(&self, node: usize);
 
-    /// The server no longer keeps its part, or it is unknown whether it does, or its client is being closed.
+    /// Server `node` no longer keeps its part, it is unknown whether it does, or that server's client is being closed.
     fn part_is_lost(&self, node: usize, why: LossReason);
 
-    /// Ends all parts and queues their releases; returns one of these, or a call that stands for them.
+    /// Ends all parts and queues their releases; returns one of the release calls, or a substitute for them.
     fn release(&self) -> Arc<Call>;
 
     /// Sends what is queued, without waiting, and lets the watchdogs read the replies.
@@ -186,8 +187,8 @@ pub(crate) trait Several: Send + Sync {
 /// `replayed`: the release was sent twice. `in_time`: the hold was valid when it was released.
 pub(crate) fn lost_before(released: Released, replayed: bool, in_time: bool) -> Option<LossReason> {
     let why = released.err()?;
-    // If the release was sent twice, the first copy may have been executed, and another owner may have the lock by now. That
-    // is no loss if the hold was valid then.
+    // If the release was sent twice, the first copy may have been executed, and another owner may have the lock by now. If
+    // the hold was valid when it was released, that is no loss.
     (!(replayed && in_time)).then(|| why.or_expired(in_time))
 }
 
@@ -214,8 +215,8 @@ impl Hold {
         }
     }
 
-    /// Makes `several` servers keep the hold. The watchdogs renew the parts separately; for the whole, only `max_hold`
-    /// is checked.
+    /// Makes this the whole of a hold whose parts `several` keeps. The watchdogs renew the parts separately; for the
+    /// whole, only `max_hold` is checked.
     pub(crate) fn kept_by(mut self, several: Arc<dyn Several>) -> Self {
         self.lease.get_mut().set_has_parts();
         self.extras_mut().several = Some(several);
@@ -228,7 +229,7 @@ impl Hold {
         self
     }
 
-    /// Makes the hold the part of `whole` that a server keeps.
+    /// Makes the hold the part of `whole` that server `node` keeps.
     pub(crate) fn part_of(mut self, whole: Weak<Self>, node: usize) -> Self {
         self.extras_mut().whole = Some((whole, node));
         self
@@ -320,7 +321,7 @@ impl Hold {
     pub(crate) fn grant(&self, sent_at: Instant) {
         self.asked_at.store(time::nanos(sent_at), Ordering::Relaxed);
         self.change(|lease| {
-            // `max_hold` counts from when the grant is noticed; other holds need not read the clock.
+            // A `max_hold` counts from when the grant is noticed. Without one, the clock need not be read.
             let now = match lease.is_limited() {
                 true => Instant::now(),
                 false => sent_at,
@@ -334,8 +335,8 @@ impl Hold {
         time::instant(self.asked_at.load(Ordering::Relaxed))
     }
 
-    /// Whether the hold was granted after `other`: Redis executes the requests of a connection in the order in which
-    /// they are sent.
+    /// Whether the hold was granted after `other`. The send times tell, since Redis executes the requests of a connection
+    /// in order.
     pub(crate) fn is_later_than(&self, other: &Self) -> bool {
         self.asked_at.load(Ordering::Relaxed) > other.asked_at.load(Ordering::Relaxed)
     }
@@ -406,7 +407,7 @@ impl Hold {
         self.lease.lock().duty(now, self.mode)
     }
 
-    /// By a reply, this permit ends at `ends_at`, in milliseconds of the server's clock.
+    /// A reply says that this permit ends at `ends_at`, in milliseconds of the server's clock.
     pub(crate) fn set_ends_at(&self, ends_at: i64) {
         self.extras().ends_at.store(ends_at, Ordering::Relaxed);
     }
@@ -469,9 +470,9 @@ impl Hold {
     /// The request that releases the hold.
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
         let longest = self.with_lease(|lease| lease.longest());
-        // Until the lease ends, Redis may still execute an unanswered renewal, and then keeps the hold for the longest
-        // requested lease. For an undo: a frozen server executes the acquire when it resumes, and the lease begins only
-        // then.
+        // The release is useful beyond the validity: until the lease ends, Redis may still execute an unanswered renewal,
+        // and then keeps the hold for up to the longest requested lease. An undo is useful for longer: a frozen server
+        // executes the acquire, and so begins the lease, only when it resumes.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
         let owner = self.owner();
@@ -503,7 +504,8 @@ impl Hold {
             .is_some_and(|reason| many || reason.may_still_be_held())
     }
 
-    /// Marks the hold lost and notifies its own listeners; `None` if it had ended, was lost, or is valid after all.
+    /// Marks the hold lost and notifies its listeners. Does nothing and returns `None` if it was released or lost before,
+    /// or is valid after all.
     pub(crate) fn lose(&self, reason: LossReason) -> Option<Loss> {
         let index = LossReason::ALL.iter().position(|other| *other == reason)?;
         let lost = LOST + u8::try_from(index).ok()?;
@@ -519,8 +521,8 @@ impl Hold {
             .ok()?;
         drop(lease);
         let loss = self.loss_for(reason);
-        // The extras are made even if there were none. `listen` and `observe` check `state` under a mutex of the
-        // extras: either they see the loss, or what they add is taken out by the thread that found it.
+        // The extras are made if there are none, so that their mutexes can be taken. `listen` and `observe` check `state`
+        // under these: they see the loss, or the thread that found the loss takes out what they add.
         for listener in std::mem::take(&mut *self.extras().listeners.lock()) {
             listener.notify(&loss);
         }
@@ -548,8 +550,8 @@ impl Hold {
     /// Stores that the grant to `thread` was reported to an observer, so that its end is reported too. If the hold was lost
     /// before this call, reports the loss now.
     pub(crate) fn observe(&self, thread: u64, observed: Box<Observed>) {
-        // `lose` changes `state` before its caller takes the elements, so this either sees the loss, or adds an element
-        // that is taken.
+        // `lose` changes `state` before its caller takes the elements, so either the loss is seen here, or the caller
+        // takes the new element too.
         let mut all = self.extras().observed.lock();
         let Some(reason) = self.loss() else {
             all.push(Watched {
@@ -576,7 +578,7 @@ impl Hold {
     /// end.
     pub(crate) fn unobserve(&self, thread: u64) -> Option<Box<Observed>> {
         let mut all = self.extras.get()?.observed.lock();
-        // The thread that found the loss reports the end.
+        // If the hold is lost, the thread that found the loss reports the end.
         if self.loss().is_some() {
             return None;
         }

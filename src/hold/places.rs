@@ -11,9 +11,10 @@
 //!    └───────────── its place is lost ───┘  └─ gives up: one release undoes the place, and a hold that came too late
 //! ```
 //!
-//! A single number is owner and place. The first request with a number is sent once, since a late copy would make a place
-//! again. Without an answer it is undone, and the next has a new number. Later requests may arrive late, or twice: without a
-//! place they neither join the queue nor take the lock.
+//! A contender's number identifies both its place and, once granted, its hold. The first request with a number is sent
+//! once, since a late copy would make a place again. If it has no answer it is undone, and the next attempt uses a new
+//! number. Later requests with the same number may arrive late or twice without harm: if the place is gone, they neither
+//! join the queue nor take the lock.
 //!
 //! The watchdog shows a sign of life for all places of a name together, every third of the `waiter_lease`, for as long
 //! as there are any. If the lock is free, that command also removes dead waiters and notifies the next living one.
@@ -56,7 +57,7 @@ impl Places {
     }
 
     pub(super) fn attend(&self) -> Duty {
-        // `update_keeps_places` clears the entry's flag if there is no place, so a place that is added later arms
+        // If there is no place, `update_keeps_places` clears `keeps_places`, so the thread that adds a place later arms
         // another `Places`.
         match self.entry.lock().update_keeps_places() {
             true => Duty::Renew,
@@ -69,7 +70,8 @@ impl Places {
         let (state, owners) = (self.entry.lock(), self.entry.owners());
         let tickets = state.places().map(|(_, place)| owners.id(*place));
         let tickets: Vec<_> = tickets.collect();
-        // A place that is given up from here on may still get this sign of life: the script never makes a place.
+        // A place that is given up from here on may still get this sign of life. That does no harm: the script never makes
+        // a place.
         drop(state);
         let protocol = &self.entry.protocol;
         let refresh = protocol.kind().refresh.expect("Redis keeps the queue");

@@ -28,8 +28,8 @@ const SWEEP: usize = 1024;
 /// 1. Mutexes are taken in this order: a shard, an entry, the list of free entries.
 /// 2. An entry is dropped only while its shard is locked and only the shard refers to it. So two threads that use one
 ///    key at the same time have the same entry.
-/// 3. A free entry of the registry is on the list, or in the hands of a sweep that puts it back or drops it.
-///    `is_listed` says so, and is cleared by a sweep that finds the entry in use: then the thread that leaves it free
+/// 3. A free entry of the registry is on the list, or in the hands of a sweep that puts it back or drops it. `is_listed`
+///    is true in both cases. A sweep that finds the entry in use clears it, so that the thread that leaves the entry free
 ///    lists it again.
 pub(crate) struct Registry {
     /// The prefix of every key.
@@ -109,10 +109,10 @@ impl Registry {
         if let Some(known) = shard.get(key) {
             return Ok(known.entry());
         }
-        // The shard stays locked, so that of two threads that come for a new key only one makes its entry.
+        // The shard stays locked: if two threads come for a new key, only one makes the entry.
         let entry = self.unregistered(key)?;
         let now = Instant::now();
-        // Listed at once: if the thread never enters the entry, nobody would leave it free later.
+        // The new entry is listed here, since the thread may never lock it, and then nobody would list it.
         self.all.free.lock().push_back((now, key.clone()));
         shard.insert(ByKey(Arc::clone(&entry)));
         drop(shard);
@@ -122,7 +122,8 @@ impl Registry {
         Ok(entry)
     }
 
-    /// The entry of a name; an unregistered one for a query, which must not create state.
+    /// The entry of a name for a query, which must not create state: the registered entry if there is one, else an
+    /// unregistered one.
     ///
     /// # Errors
     ///
@@ -154,7 +155,8 @@ impl Registry {
     }
 
     fn shard(&self, key: &EntryKey) -> &Mutex<Shard> {
-        // A set places its keys by other bits of the hash. With the same bits, the keys of one shard would collide.
+        // Byte 5, because a set places its keys by other bits of the hash. With the same bits, the keys of one shard would
+        // collide.
         let bits = self.hashes.hash_one(key).to_le_bytes()[5];
         &self.shards[usize::from(bits) % SHARDS]
     }
@@ -172,7 +174,7 @@ impl Registry {
 
     /// Checks up to `most` entries, starting with those that became free first.
     fn sweep_up_to(&self, most: usize, now: Instant) {
-        // After this time a tenure of the default length has ended; an entry with a longer tenure is kept by `is_idle`.
+        // Long enough for a tenure of the default length. With a longer tenure, `is_idle` is false for longer.
         let is_due = |since: Instant| now.saturating_duration_since(since) >= 4 * GAP;
         let mut free = self.all.free.lock();
         let due = free.iter().take(most);
@@ -198,7 +200,7 @@ impl Registry {
         let unused = Arc::strong_count(entry) == 1;
         let mut state = entry.state.lock();
         if !state.is_free() {
-            // A thread has begun to use the entry since it was listed, and lists it again when it leaves it free: rule
+            // A thread has begun to use the entry since it was listed; the thread that leaves it free lists it again: rule
             // 3.
             state.is_listed = false;
             return false;

@@ -48,8 +48,9 @@ impl OnReply for Releases {
                 };
                 let doing = Self::doing(release);
                 report!(Warn, "{doing} came too late: {cause}");
-                // Not reported if the holder let go in time and the lease has ended since: the lease may have ended before
-                // Redis executed the release, for example during an outage. Permits without a lease are no holds.
+                // No loss is reported if the hold was released in time and its validity is over by now: the lease may have
+                // ended before Redis executed the release, for example during an outage. Permits without a lease are no
+                // holds, so none was lost.
                 let may_have_ended =
                     (release.valid_until).is_some_and(|until| Instant::now() >= until);
                 if may_have_ended || release.has_no_lease {
@@ -77,7 +78,7 @@ impl OnReply for Releases {
             );
             return;
         }
-        // A lease ends what was not released; permits without one stay taken, which the log must say.
+        // What was not released ends with its lease. Permits without a lease stay taken, and the log must say so.
         self.counters.releases_failed.add(1);
         let then = match release.has_no_lease {
             true => "they stay taken until `add_permits` replaces them",

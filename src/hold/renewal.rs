@@ -77,7 +77,7 @@ impl Renewable {
         }
     }
 
-    /// Whether this still needs the watchdog.
+    /// Whether the schedule may take this. Always true for places: `attend` finds out whether there still are any.
     pub(crate) fn is_held(&self) -> bool {
         match self {
             Self::Hold(hold) => hold.is_held(),
@@ -107,7 +107,7 @@ impl Renewable {
         }
     }
 
-    /// When this is due again if no reply has arrived by `at`, both in [`time::nanos`].
+    /// `at`, or when the hold ends unless it is renewed, if that is earlier; both in [`time::nanos`].
     pub(crate) fn look_again(&self, at: u64) -> u64 {
         match self {
             Self::Hold(hold) => hold.with_lease(|lease| lease.look_again(at)),
@@ -115,7 +115,7 @@ impl Renewable {
         }
     }
 
-    /// The request that renews the hold, or the places, and the lease of the hold that it requests.
+    /// The request that renews the hold or the places, and the lease that it asks for (zero for places).
     pub(crate) fn request(&self) -> (Request, Duration) {
         match self {
             Self::Hold(hold) => hold.renew_request(),
@@ -147,7 +147,7 @@ impl Renewable {
             (Self::Hold(_), Err(err)) if err.code() == Some("WRONGTYPE") => {
                 Next::Lost(LossReason::TakenOver)
             }
-            // The waiting threads find that out themselves when they ask.
+            // The key was replaced: the waiting threads find that out themselves when they ask.
             (Self::Places(places), Err(err)) if err.code() == Some("WRONGTYPE") => {
                 Next::DueAgain(places.due_after(sent_at))
             }
@@ -170,7 +170,7 @@ impl Hold {
         }
         let duty = self.duty(now);
         if duty == Duty::Renew {
-            // If the renewal is not confirmed in time, the hold is lost as unreachable.
+            // Recorded so that the loss counts as unreachable, not as expired, if no renewal is confirmed in time.
             self.with_lease(Lease::record_renewal_due);
         }
         duty
@@ -178,7 +178,7 @@ impl Hold {
 
     /// The request that renews the hold, and the lease that it requests.
     fn renew_request(&self) -> (Request, Duration) {
-        // The thread holds the whole, so the count is kept there.
+        // The count of a part is that of the whole, which the thread holds.
         let whole = self.whole().and_then(|(whole, _)| whole);
         let count = whole
             .as_deref()
@@ -190,7 +190,7 @@ impl Hold {
     }
 
     fn renewal_answered(&self, reply: Value, sent_at: Instant, ttl: Duration) -> Next {
-        // Only read holds use this: see `Lease::due_after`.
+        // Has an effect for read holds only: see `Lease::due_after`.
         let shortened_to = script::shortened_to(&reply);
         // Each reply is about the hold's own number (rule 1 at `Hold`), so a late one says nothing about another hold.
         let renewed = match self.renewal(reply) {
@@ -205,8 +205,8 @@ impl Hold {
                 return Next::Lost(LossReason::TakenOver);
             }
         };
-        // If Redis loses a hold within its validity, the hold was forced open or taken over. If Redis loses it later, it has
-        // expired.
+        // A hold that Redis no longer has although it is still valid here was forced open or taken over. After its
+        // validity, it may simply have expired.
         let in_time = Instant::now() < self.valid_until();
         match renewed {
             Ok(()) => {

@@ -1,7 +1,7 @@
 //! When the watchdog has to handle each entry, and in which order to renew them. The schedule does no I/O and has no
 //! clock.
 //!
-//! An *armed* entry is handled when it is due. If its renewal is due then, the entry is *queued* as well, and armed for its
+//! An *armed* entry is handled when it is due. If a renewal is due then, the entry is *queued*, and armed again for its
 //! end, when its loss has to be reported. Of the queued entries, the one that ends first is renewed first.
 //!
 //! ```text
@@ -27,8 +27,8 @@ pub(crate) trait Scheduled: Clone {
     fn counts(&self) -> bool;
 }
 
-/// The key by which the schedule finds an entry. Only the schedule changes it, with the mutex of the schedule held, so
-/// relaxed atomics are enough.
+/// The key by which the schedule finds an entry. Only methods with `&mut Schedule` change this key, so relaxed atomics are
+/// enough.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     /// When the entry is due; zero while it is not armed.
@@ -81,7 +81,7 @@ impl<T: Scheduled> Schedule<T> {
 
     /// Schedules `entry` for `due`, and for no other moment; the entry is no longer queued.
     pub(crate) fn arm(&mut self, entry: T, due: u64) {
-        // An entry may be armed already, by the thread that locks again while the watchdog renews. Each entry has one
+        // The entry may be armed already: by a thread that locked again while the watchdog renewed. Each entry has one
         // moment.
         self.disarm(&entry);
         let at = due.max(1);
@@ -107,7 +107,7 @@ impl<T: Scheduled> Schedule<T> {
         self.counted -= usize::from(entry.counts());
         let item = Item { at, entry };
         self.due.remove(&item);
-        // A queued entry has the same moment in both sets; an entry whose renewal was taken is in `due` only.
+        // A queued entry has the same moment in both sets, so one item removes both. Other entries are in `due` only.
         if !self.renewals.is_empty() {
             self.renewals.remove(&item);
         }

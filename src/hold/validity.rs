@@ -1,4 +1,4 @@
-//! How long a hold is certain, and what the watchdog has to do when. Pure: no I/O, no clock.
+//! How long a hold is certainly kept by Redis, and what the watchdog has to do at which time. Pure: no I/O, no clock.
 //!
 //! A hold is certain for its lease, less a margin, counted from before the last confirmed request was sent:
 //!
@@ -14,9 +14,10 @@ use crate::error::LossReason;
 use crate::local::lock::{LeasePolicy, Mode};
 use crate::time;
 
-/// The longest time between two renewals of a read hold, which also extend the lock's key. A Redisson client that reads
-/// shortens the time to live of that key to 30 s every 10 s, and may die. A client with other settings may shorten it
-/// further; once a renewal finds that, the key is extended more often.
+/// The longest pause between renewals of a read hold. They extend the hold and also the key that all readers of the lock
+/// share. A Redisson reader shortens that key's time to live to 30 s, every 10 s; if it then dies, a renewal after a
+/// longer pause could come too late. With other settings it may be shorter; once a renewal finds that, the next ones come
+/// sooner.
 const KEEP_LOCK: Duration = Duration::from_secs(10);
 
 /// The value for "no such moment" and "no such limit".
@@ -39,7 +40,7 @@ pub(crate) enum Duty {
 /// | --- | --- |
 /// | `grant`, `confirm_renewal`, `prolong`: Redis has confirmed a lease | never earlier |
 /// | `announce_fixed`: a lease is about to be requested that may be shorter | never later |
-/// | `replace`: that lease is confirmed; `set_certain_until`: the parts of the hold have changed | either way |
+/// | `replace`: the announced lease is confirmed; `set_certain_until`: the parts of the hold have changed | either way |
 /// | `record_request`, `set_policy`, `record_renewal_due`: requests, and what they ask for | not at all |
 #[derive(Debug, Clone)]
 pub(crate) struct Lease {
@@ -47,8 +48,7 @@ pub(crate) struct Lease {
     until: u64,
     /// The lease that a renewal asks for.
     ttl: u64,
-    /// The longest lease ever requested. Redis may not have executed the latest request, and so may still keep a longer
-    /// lease.
+    /// The longest lease ever requested. If Redis has not executed the latest request, it may still keep a longer lease.
     longest: u64,
     max_hold: u64,
     max_until: u64,
@@ -72,8 +72,8 @@ enum RenewalProgress {
     Failed,
 }
 
-/// The certain end of a lease of so many nanoseconds that was requested at `sent_at`. A hundredth of the lease and 2 ms are
-/// subtracted, since clocks run at different speeds.
+/// Until when a lease of `lease` nanoseconds, requested at `sent_at`, certainly lasts. A hundredth of the lease and 2 ms
+/// are subtracted, since clocks run at different speeds.
 ///
 /// Source: the drift allowance of the Redlock description in the Redis documentation.
 fn end_of(sent_at: Instant, lease: u64) -> u64 {
@@ -128,13 +128,13 @@ impl Lease {
         Duration::from_nanos(self.longest)
     }
 
-    /// Changes the lease that a renewal asks for; [`longest`](Self::longest) remembers a longer one.
+    /// Changes the lease that a renewal asks for, and records the request.
     fn set_ttl(&mut self, ttl: Duration) {
         self.ttl = span(ttl);
         self.record_request(ttl);
     }
 
-    /// The lease with which the hold was taken, or locked again last.
+    /// The policy with which the hold was last locked.
     pub(crate) fn policy(&self) -> LeasePolicy {
         if self.is_renewed {
             LeasePolicy::Renewed {
@@ -147,8 +147,8 @@ impl Lease {
         }
     }
 
-    /// The lease that a renewal requests. A read hold with a fixed lease requests 1 ms, the shortest lease: that renewal
-    /// extends only the time to live of the lock's key.
+    /// The lease that a renewal requests. A read hold with a fixed lease is renewed only to extend the lock's shared key,
+    /// so it requests the shortest lease, 1 ms, which does not change its own.
     pub(crate) fn renewal_ttl(&self) -> Duration {
         if self.is_renewed {
             self.ttl()
@@ -163,7 +163,7 @@ impl Lease {
         self.confirm(sent_at, self.ttl);
     }
 
-    /// Whether the hold has a `max_hold`, which counts from when the grant is noticed.
+    /// Whether the hold has a `max_hold`.
     pub(crate) fn is_limited(&self) -> bool {
         self.max_hold != NEVER
     }
@@ -202,7 +202,7 @@ impl Lease {
         self.until = until;
     }
 
-    /// A majority of servers keeps the hold until then and no longer, which may be earlier than before.
+    /// A majority of servers certainly keeps the hold until `until`, which may be earlier than the end known so far.
     pub(crate) fn set_certain_until(&mut self, until: Instant) {
         self.set_until(time::nanos(until));
     }
@@ -235,15 +235,15 @@ impl Lease {
         self.set_until(end_of(sent_at, span(ttl)));
     }
 
-    /// A renewal is due, or failed. Unless a renewal is confirmed in time, the hold is lost as unreachable.
+    /// A renewal is due. Unless a renewal is confirmed in time, the hold is lost as unreachable.
     pub(crate) fn record_renewal_due(&mut self) {
         if self.renewal == RenewalProgress::Nothing {
             self.renewal = RenewalProgress::Due;
         }
     }
 
-    /// A renewal failed. Returns for how long the hold is still certain, if it is and this is the first failure since a
-    /// renewal was confirmed.
+    /// A renewal failed. Returns for how long the hold is still certain, for the first failure since a confirmed renewal;
+    /// `None` after an earlier failure, for a fixed lease, and if the hold is no longer certain.
     pub(crate) fn record_renewal_failed(&mut self, now: Instant) -> Option<Duration> {
         let nanos_left = self.until.saturating_sub(time::nanos(now));
         let is_first = self.is_renewed && self.renewal != RenewalProgress::Failed && nanos_left > 0;
@@ -252,16 +252,17 @@ impl Lease {
     }
 
     /// How long ago the last confirmed request was sent, if a renewal is due. The moment of that request is not stored.
-    /// But both `until` and `end_of(now, ttl)` are the moment of a request plus the same span, which depends only on the
-    /// lease. So their difference is the time since that request. (After a change of the lease this is only about right.)
+    /// But `until` is that moment plus a span that depends only on the lease, and `end_of(now, ttl)` is `now` plus the
+    /// same span. So their difference is the time since the request. (After a change of the lease this is only about
+    /// right.)
     pub(crate) fn unconfirmed_for(&self, now: Instant) -> Option<Duration> {
         let is_due = self.is_renewed && self.renewal != RenewalProgress::Nothing && !self.has_parts;
         let ago = end_of(now, self.ttl).saturating_sub(self.until);
         is_due.then(|| Duration::from_nanos(ago))
     }
 
-    /// Adapts the pause between renewals. `found`: how long the read lock's key had left at the acquire, or at a renewal if
-    /// another client had shortened it; else `None`.
+    /// Adapts the pause between renewals. `found`: the time that the read lock's key had left at the acquire or renewal;
+    /// at a renewal only if another client had shortened it.
     pub(crate) fn adapt_keep_lock(&mut self, found: Option<Duration>) {
         self.keep_lock_us = micros(keep_lock_again(self.keep_lock(), found));
     }
@@ -287,9 +288,9 @@ impl Lease {
         due.min(self.until).min(self.max_until)
     }
 
-    /// When the hold is due again, if no reply has arrived by `at`.
+    /// `at`, or the hold's end if that is earlier.
     pub(crate) fn look_again(&self, at: u64) -> u64 {
-        // The parts end by themselves, as in `due_after`.
+        // As in `due_after`: each part has an end of its own, so `until` does not count for the whole.
         let until = if self.has_parts { NEVER } else { self.until };
         at.min(until).min(self.max_until)
     }
@@ -305,8 +306,8 @@ impl Lease {
             });
         }
         if at >= self.max_until {
-            // The loss is reported, but most kinds are not released (`Kind::is_given_back_when_lost`): until the lease ends
-            // in Redis, a holder that has not noticed yet keeps others out.
+            // The loss is reported, but most kinds do not release such a hold (`Kind::is_given_back_when_lost`), so that
+            // others stay out while the holder may not have noticed yet, until the lease ends in Redis.
             return Duty::Lose(LossReason::MaxHold);
         }
         if self.has_parts {
@@ -324,10 +325,10 @@ fn micros(span: Duration) -> u32 {
     u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// How soon to renew a read hold again. `last`: the present pause; `found`: as for [`Lease::adapt_keep_lock`].
+/// How soon to renew a read hold again. `last`: the pause until now; `found`: as for [`Lease::adapt_keep_lock`].
 ///
-/// After a shortened key the pause is a third of the time that was found, as with a lease. If it was not shortened, the
-/// other client may just renew less often, so the pause doubles, up to normal.
+/// If the key was shortened, the pause is a third of the time found, as with a lease. If not, the client that shortened it
+/// before may be gone or just renew less often, so the pause doubles, up to [`KEEP_LOCK`].
 fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
     found
         .map_or(last * 2, |found| found / 3)

@@ -1,11 +1,11 @@
 //! The watchdog: one thread that renews all holds of a client, over connections of its own, or over the connections for
 //! commands while its own cannot be made.
 //!
-//! The [`Watchdog`] keeps the moment at which each hold needs attention next: its renewal is due, its fixed lease ends,
-//! or its `max_hold` does. The thread sleeps until the first of these moments and [sends](renewing) the renewals that
-//! are due, in the order in which the holds would end. The thread waits for one master for about [`SLICE`] at a
-//! time, to connect or to read. Between two checks of what is due it may wait like this for each master in turn. So a loss
-//! is reported late by at most a few slices for each master, even while Redis is frozen.
+//! The [`Watchdog`] keeps the moment at which each hold needs attention next: when its renewal is due, its fixed lease
+//! ends, or its `max_hold` ends. The thread sleeps until the first of these moments and [sends](renewing) the renewals
+//! that are due, in the order in which the holds would end. The thread waits for one master for about [`SLICE`] at a time,
+//! to connect or to read. Between two checks of what is due it may spend such a slice on each master. So a loss is
+//! reported at most a few slices per master late, even while Redis is frozen.
 //!
 //! ```text
 //!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
@@ -49,10 +49,11 @@ const PORTION: usize = 4096;
 /// longer than this. Housekeeping reads replies for which no thread waits, and drops idle entries.
 const HOUSEKEEP_AFTER: Duration = Duration::from_millis(100);
 
-/// A span that is short beside the lease: the lease divided by the first number, but at most the duration.
+/// A small part of the lease: `lease / SLACK.0`, but at most `SLACK.1`.
 ///
 /// - Renewals that are due within the span are sent together with those that are due now.
-/// - The thread waits for the answers to a batch for about the span, so a slow master delays others by no more.
+/// - The thread waits about this long for the answers to a batch, so a slow master delays the others by about this much at
+///   most.
 /// - A renewal that failed is sent again after the span.
 const SLACK: (u32, Duration) = (60, Duration::from_millis(500));
 
@@ -84,8 +85,9 @@ pub(crate) struct Watchdog {
 struct WatchdogState {
     schedule: Schedule<Renewable>,
     housekeep_at: Option<u64>,
-    /// Whether the connection for renewals was asked for. Until then each new hold makes housekeeping run soon, which asks for
-    /// the connection if anything is still held: most holds of a short-lived process need none.
+    /// Whether the connection for renewals was asked for. Until then each new hold makes housekeeping run soon. That asks
+    /// for the connection only if anything is still held then, because most holds of a short-lived process need no
+    /// renewal.
     is_prepared: bool,
     /// Housekeeping runs this often even if no thread asks for it.
     housekeep_every: Option<Duration>,
@@ -115,8 +117,8 @@ impl Watchdog {
     pub(crate) fn arm(&self, renewal: impl Into<Renewable>, due: u64) {
         let renewal = renewal.into();
         let mut state = self.state.lock();
-        // With the mutex held: a thread that ends the hold changes its state first and then takes this mutex to disarm
-        // it. So either the end is seen here, or that thread removes what is added here.
+        // Checked with the mutex held: a thread that ends a hold changes the hold's state first and then takes this mutex
+        // to disarm the hold. So either the end is seen here, or that thread removes what is added here.
         if !renewal.is_held() {
             return state.schedule.disarm(&renewal);
         }
@@ -156,8 +158,8 @@ impl Watchdog {
 
     /// Makes the thread run the housekeeping shortly.
     pub(crate) fn housekeep_soon(&self) {
-        // Of many releases only the first takes the mutex. A thread that finds the flag set relies on the run that
-        // clears it: `next` does that before the run, so the run finds the work that preceded this call.
+        // Of many releases only the first takes the mutex. A thread that finds the flag set relies on the next run. `next`
+        // clears the flag before that run, so the run sees all work that preceded this call.
         if !self.housekeeping_asked.swap(true, Ordering::AcqRel) {
             self.housekeep_by(Instant::now() + HOUSEKEEP_AFTER);
         }
@@ -242,7 +244,8 @@ impl Watchdog {
                     return Some(housekeep);
                 }
                 Some(at) => {
-                    // An earlier moment that is armed from now on is compared with this one, and ends the wait.
+                    // If an earlier moment is armed during the wait, `wake_at` compares it with this one and ends the
+                    // wait.
                     state.wakes_at = at;
                     self.changed.wait_until(&mut state, time::instant(at));
                 }
@@ -267,7 +270,8 @@ impl Watchdog {
         Some((time::instant(due), state.schedule.take_due()?))
     }
 
-    /// Whether anything is held and needs the connection for renewals. If so, later holds do not ask for housekeeping.
+    /// Whether anything is scheduled, so that the connection for renewals is needed. If so, holds that are armed from now
+    /// on do not ask for housekeeping.
     fn record_prepared(&self) -> bool {
         let mut state = self.state.lock();
         let holds = state.schedule.first_due().is_some();
@@ -320,8 +324,8 @@ struct WatchdogThread {
     in_hand: Option<Renewable>,
     /// Renewals that were sent and not answered yet.
     under_way: renewing::UnderWay,
-    /// The masters to which no connection for renewals could be made in this round, so that the renewals for others do
-    /// not wait for one again. `None` stands for slots that no master serves.
+    /// The masters to which no connection for renewals could be made in this round. Further renewals for them do not wait
+    /// for a connection again. `None` stands for slots that no master serves.
     away: Vec<Option<usize>>,
 }
 
@@ -340,8 +344,9 @@ pub(crate) fn run(task: Task) {
             Ok(true) => {}
             Ok(false) => break,
             Err(_) => {
-                // The entry in hand may be neither on the schedule nor in `under_way`, and would never be renewed
-                // again. Renewals that `batch` has taken and no request carries yet stay armed for their ends.
+                // The entry in hand may be neither on the schedule nor in `under_way`, and would never be renewed again.
+                // Renewals that `batch` had taken but not sent stay armed for their ends, so a loss of their holds is
+                // reported.
                 if let Some(renewal) = thread.in_hand.take() {
                     task.watchdog
                         .arm(renewal, time::nanos(Instant::now() + SLICE));
@@ -407,10 +412,10 @@ impl WatchdogThread {
                 break;
             };
             // Off the schedule from here until `arm` or `queue`. A thread that ends the hold in between finds nothing to
-            // disarm, and these two then find the hold over.
+            // disarm; then `arm` or `queue` finds that the hold is over.
             let renewal = self.in_hand.insert(renewal);
             match renewal.attend(now) {
-                // The hold was released or lost since it became due, so it stays off the schedule.
+                // The entry needs the watchdog no longer, so it stays off the schedule.
                 Duty::Nothing => {}
                 Duty::Wait(until) => watchdog.arm(renewal.clone(), until),
                 Duty::Renew => {
@@ -440,8 +445,8 @@ impl Task {
     fn lose(&self, renewal: &Renewable, reason: LossReason) {
         if let Renewable::Hold(hold) = renewal {
             self.client.lose(hold, reason);
-            // The holder, or a thread that reads the answer of a part, has confirmed a renewal in between. The entry
-            // was taken off the schedule, so it is put back.
+            // If the hold is not lost after all, a renewal was confirmed in between, by the holder or by a thread that
+            // read a part's answer. Then the entry goes back on the schedule.
             if hold.is_held() {
                 self.watchdog.arm(hold, hold.due_after(Instant::now()));
             }

@@ -1,8 +1,8 @@
 //! How long this process has kept a lock or permits to itself, and when it yields to others.
 //!
-//! A *cohort* is the threads of this process that hold one after the other. A cohort starts with a grant by Redis,
-//! survives short gaps without a holder, and may last for one tenure. Without that limit, other processes could wait
-//! endlessly: the next request of the process that released reaches Redis before the others have woken.
+//! A *cohort* is the threads of this process that hold the lock or permits one after another. A cohort starts with a grant
+//! by Redis, survives short gaps without a holder, and may last for one tenure. Without that limit, other processes could
+//! wait endlessly: the next request of the process that released reaches Redis before the others have woken.
 //!
 //! ```text
 //!   granted ─► started ──the tenure is over──► the next contender has to yield ──others were notified──► a debt
@@ -11,8 +11,8 @@
 //!                 └──────────────────── granted: nobody else wanted it, or the debt is paid ◄─────────────┘
 //! ```
 //!
-//! A debt begins only if several other processes were notified ([`owe`](Cohort::owe)), and only for a lock whose
-//! contenders have to alternate by themselves (`Strategy::alternates`).
+//! A *debt* is the time for which this process lets several notified processes go first ([`owe`](Cohort::owe)). It begins
+//! only for a lock whose contenders have to alternate by themselves (`Strategy::alternates`).
 
 use std::time::{Duration, Instant};
 
@@ -33,17 +33,17 @@ pub(crate) struct Cohort<R> {
 #[derive(Debug, Clone, Copy)]
 enum Others {
     Unknown,
-    /// A release of this cohort has notified nobody. `known_at`: when the next grant came. By then the reply to that
-    /// release had been read.
+    /// A release of this cohort has notified nobody. `known_at`: when the grant after that release came. By then the reply
+    /// to the release had been read.
     Absent {
         known_at: Instant,
     },
     /// The release at the end of the last tenure has notified several processes, and each of them may have a tenure
     /// first.
     ///
-    /// The debt counts in time: no message says whose tenure is over, since a process also releases in the middle of
-    /// its tenure. All calls of this process share the debt, since a call with a short time limit ends before the debt
-    /// does.
+    /// The debt counts in time: no message says whose tenure is over, since a process also releases in the middle of its
+    /// tenure. All calls of this process share the debt. Otherwise calls with short time limits would each end before they
+    /// had paid it.
     First {
         until: Instant,
     },
@@ -63,8 +63,8 @@ impl<R> Cohort<R> {
         Duration::from_nanos(self.tenure)
     }
 
-    /// Redis granted something: the cohort starts unless it is running. A debt ends: the lock was free, so the processes to
-    /// which it was owed have not taken the lock, or have released it again. What was known of others is forgotten.
+    /// Redis granted something: the cohort starts unless it is running. A debt ends: the lock was free, so the others have
+    /// not taken it, or have released it again. What was known of others is forgotten.
     pub(super) fn granted(&mut self, now: Instant) {
         self.since.get_or_insert(now);
         self.others = Others::Unknown;
@@ -77,10 +77,9 @@ impl<R> Cohort<R> {
 
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
-        // A single other process is next in any case, so it needs no debt. No debt begins if the cohort has started again
-        // in the meantime. The contender cannot have started it, since it still waits for the reply to the release; a
-        // thread that adopted a hold can. Another process was granted that hold after the release, so others have had
-        // their turn.
+        // A single other process is next in any case and needs no debt. No debt begins if the cohort has started again
+        // since the release. Only a thread that adopts a hold can do that, since the contender still waits for the reply.
+        // The adopted hold was granted to another process after the release, so others have had their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
@@ -114,7 +113,7 @@ impl<R> Cohort<R> {
             .is_some_and(|since| self.is_within_tenure(since, now))
     }
 
-    /// A release was queued for Redis, which may notify other processes.
+    /// A release was queued; when Redis executes it, other processes may be notified.
     pub(crate) fn released(&mut self, release: R, now: Instant) {
         self.last_release = Some((now, release));
     }
@@ -133,8 +132,8 @@ impl<R> Cohort<R> {
         }
     }
 
-    /// The release after which the thread that asks now has to yield, if others were notified of it. Returned once,
-    /// since the cohort is over then. A gap that was too long ends the cohort as well.
+    /// If the tenure is over: the last release. If that notified others, the thread that asks now has to yield to them.
+    /// Each release is returned once. If the last release is too long ago, the cohort ends, and nothing is returned.
     ///
     /// If the thread ends its call before it has yielded, because its time is up or the call is cancelled, nobody yields
     /// for this release. The next thread asks at once, and this process may have one more tenure before it yields.
@@ -151,11 +150,11 @@ impl<R> Cohort<R> {
         // The tenure is over. `take` makes sure that only one of several threads that ask now yields for this release.
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
-        // If, less than a tenure ago, a release was found to have notified nobody, the thread does not yield. That saves
-        // the round trip for the reply to the last release. A process that began to wait after that release is notified by
-        // the releases of the next tenure, and goes first after that tenure. "Less than a tenure ago" counts from the
-        // grant at which this was found out (`known_at`). It does not count from the release, because the reply may take
-        // longer than a tenure (bench `distance`, row "the same name").
+        // The thread does not yield if it became known less than a tenure ago that a release had notified nobody. That
+        // saves waiting for the reply to the last release. A process that began to wait after that release is notified by
+        // the releases of the next tenure, and goes first after that tenure. "Less than a tenure ago" counts from
+        // `known_at`, not from the release, since the reply may take longer than a tenure (bench `distance`, row "the same
+        // name").
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

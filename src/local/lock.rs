@@ -1,9 +1,9 @@
 //! The local lock: which threads of this process hold a lock, which wait, and which one asks Redis for it.
 //!
-//! The state machine does no I/O and has no clock: every method takes `now` and returns what to do next. As a rule one
-//! thread, the *contender*, asks Redis; the others wait in the queue and cost the server nothing. Exceptions are the
-//! threads that want a fair lock, a reader that asks beside another ([`enter`](LocalLock::enter)), and a thread that
-//! adopts a hold.
+//! The state machine does no I/O and has no clock: methods are given `now` if they need it, and return what to do next. As
+//! a rule one thread, the *contender*, asks Redis; the others wait in the queue and cost the server nothing. Exceptions
+//! are the threads that want a fair lock, a reader that asks beside another ([`enter`](LocalLock::enter)), and a thread
+//! that adopts a hold.
 //!
 //! ```text
 //!              enter (nobody here)            granted
@@ -19,23 +19,23 @@
 //! ```
 //!
 //! A *tenure* is the time for which this process may hand the lock over among its threads (see `cohort`). After a tenure,
-//! the next contender checks whether the release has notified other processes (`yields_after`). If so, it lets them go
-//! first. Without this rule, this process would win again and again.
+//! the next contender checks whether the last release has notified other processes (`yields_after`), and if so lets them
+//! go first. Without this rule, this process would win again and again.
 //!
-//! **Shared holds.** The readers of a process share one hold. A reader joins that hold if all of this is true:
+//! **Shared holds.** Readers of a process share holds. A reader joins an existing shared hold if all of this is true:
 //!
-//! - No thread of this process holds the lock exclusively, or asks for that.
-//! - The reader arrives within a tenure of the grant.
+//! - No thread of this process holds the lock exclusively or asks Redis for that.
+//! - No more than a tenure has passed since that hold was granted.
 //! - Enough of the lease is left, the reader wants the same lease, and that lease may be shared.
-//! - No thread is queued. A reader that tries only once, or is `readers_first`, may pass queued readers, but never a queued
-//!   writer.
+//! - No thread is queued. A reader that does not wait, or has the option `readers_first`, may pass queued readers, but
+//!   never a queued writer.
 //!
-//! A reader that only the tenure or the lease keeps out asks for a hold of its own, and Redis decides whether writers of
-//! other processes go first. A thread that holds exclusively may take a shared hold as well, and keep it when it releases
-//! the exclusive one.
+//! A reader that only the tenure or the lease keeps out asks Redis for a hold of its own, unless another reader asks
+//! already (exceptions at [`enter`](LocalLock::enter)); Redis decides whether writers of other processes go first. A
+//! thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
 //!
-//! At a grant the queued readers join as well, in their order. The first of them that cannot join becomes the contender. A
-//! second one that cannot join, or a writer, has to wait, and so does every thread behind it.
+//! At a grant the queued readers join as well, in their order. The first reader that cannot join becomes the contender. A
+//! second reader that cannot join, or a writer, has to wait, and so does every thread behind it.
 //!
 //! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]): every thread is a contender, and only
 //! Redis hands the lock over.
@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 use crate::local::cohort::Cohort;
 use crate::local::queue::WaitQueue;
 
-/// How the lease of a hold behaves. A hold is handed over only to a thread that wants the same.
+/// How the lease of a hold behaves. A hold is handed over only to a thread that wants the same policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeasePolicy {
     /// Renewed by the watchdog until released, at most until `max_hold` after it was granted.
@@ -56,7 +56,7 @@ pub(crate) enum LeasePolicy {
 
 impl LeasePolicy {
     /// Whether a hold with this lease may be handed over to a thread that wants the same. A hold with a `max_hold` may
-    /// not: the limit would have to begin again for the new thread.
+    /// not: the limit counts from the grant, and would cut the new thread's time.
     fn passable(self) -> bool {
         !matches!(self, Self::Renewed { max_hold: Some(_) })
     }
@@ -82,14 +82,14 @@ pub(crate) enum Order {
     Server,
 }
 
-/// How long a hold is valid, which decides whether it may be handed over.
+/// How long a hold is valid, and whether it may change threads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Validity {
     pub(crate) until: Instant,
     pub(crate) lease: Duration,
-    /// Whether the hold may be handed over, apart from its lease. A hold may not be handed over if no token is left for
-    /// the next thread (tokens of a fenced lock are drawn in advance), if its name is kept after the release, or if one of
-    /// its guarded commands may still run.
+    /// False if something other than the lease forbids a hand-over. That is: no token is left for the next thread (a
+    /// fenced lock draws tokens in advance), the name stays taken after the release (`keep_until`), or a guarded command
+    /// may still run.
     pub(crate) may_change_threads: bool,
 }
 
@@ -110,7 +110,7 @@ impl Validity {
     }
 }
 
-/// A hold, as far as the local lock has to know it. Two are equal if they have the same number.
+/// A hold, as far as the local lock has to know it. Two holds are equal if they are the same acquisition.
 pub(crate) trait Holding: Clone + PartialEq {
     fn validity(&self) -> Validity;
 }
@@ -153,9 +153,9 @@ struct QueuedThread<W> {
 /// The result of entering the lock.
 #[derive(Debug)]
 pub(crate) enum Entered<H, R> {
-    /// The thread is a contender now. `yields_after` is the last release if the tenure is over: if that release has
-    /// notified other processes, the thread lets them go first. `under` is the thread's exclusive hold, if it takes a
-    /// shared one as well.
+    /// The thread is a contender now. `yields_after`: the last release, given once the tenure is over. If it has notified
+    /// other processes, the thread lets them go first. `under`: the exclusive hold of a thread that asks for a shared one
+    /// as well.
     Contend {
         yields_after: Option<R>,
         under: Option<H>,
@@ -199,7 +199,7 @@ pub(crate) struct Wakeups<W, H> {
 pub(crate) enum LeaveOutcome<W, H> {
     /// The thread has `count` holds left.
     Nested { count: u32 },
-    /// Other threads still share it.
+    /// Other threads still share the hold.
     Shared,
     /// The hold was handed over to the thread of this waiter, which has to be woken.
     Passed { waiter: W },
@@ -215,11 +215,11 @@ pub(crate) enum LeaveOutcome<W, H> {
 ///
 /// 1. With [`Order::Local`], while a thread asks for an exclusive hold, no other thread of the process asks or holds. An
 ///    adopter may ask beside it ([`begin_adopting`](Self::begin_adopting)).
-/// 2. A queued thread leaves the queue once: with `withdraw`, or because another call returns its waiter, for which the
-///    caller stores a wakeup before it releases the mutex of the entry. So a thread whose `withdraw` finds nothing has
-///    a wakeup.
-/// 3. While the queue is not empty, the lock has a holder or a contender. Every call that removes one returns the
-///    waiters whose turn it is, so no queued thread is forgotten.
+/// 2. A queued thread leaves the queue once: with `withdraw`, or because another call returns its waiter. In that case the
+///    caller stores a wakeup before releasing the mutex of the entry. So a thread whose `withdraw` finds nothing has a
+///    wakeup.
+/// 3. While the queue is not empty, the lock has a holder or a contender. Every call that removes a holder or a contender
+///    returns the waiters whose turn it is, so no queued thread is forgotten.
 /// 4. `leave`, `lost` and `reenter` change nothing unless the lock has exactly that hold, so a late call about an
 ///    earlier hold does no harm.
 #[derive(Debug, Clone)]
@@ -231,8 +231,8 @@ pub(crate) struct LocalLock<W, H, R> {
     /// How many threads of this process ask Redis for an exclusive hold, and for a shared one.
     asking_exclusive: u32,
     asking_shared: u32,
-    /// By the last reply from Redis, somebody has the lock: another process, or with [`Order::Server`] perhaps another
-    /// thread of this process.
+    /// According to the last reply from Redis, somebody else has the lock: another process, or with [`Order::Server`]
+    /// perhaps another thread of this process.
     is_refused: bool,
     pub(crate) cohort: Cohort<R>,
 }
@@ -251,9 +251,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader that does not wait,
-    /// or is `readers_first`, may ask beside a reader that asks already, since a writer of another process may delay the
-    /// grant of the first.
+    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader that does not
+    /// wait, or is `readers_first`, may ask beside a reader that asks already: a writer of another process may delay that
+    /// reader's grant.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -309,8 +309,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         *self.askers(mode) += 1;
     }
 
-    /// The turn of a thread that holds nothing and has nobody queued before it; `None` if the thread has to wait.
-    /// `asks_beside`: the thread is a reader that may ask while others do.
+    /// Admits a thread that holds nothing, if the lock allows it; `None` if the thread has to wait. The caller has checked
+    /// the queue. `asks_beside`: the thread is a reader that may ask while others do.
     fn admit(
         &mut self,
         thread: u64,
@@ -319,8 +319,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         now: Instant,
         asks_beside: bool,
     ) -> Option<Admitted<H>> {
-        // Rule 1. The thread is woken when the writer leaves, loses the lock or gives up: each of these calls
-        // `take_next`.
+        // Rule 1. The thread is woken when the writer leaves, loses the lock or gives up: all three end in `take_next`.
         if self.exclusive.is_some() || self.asking_exclusive > 0 {
             return None;
         }
@@ -330,7 +329,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
             group.threads.push((thread, 1));
             return Some(Admitted::Shares(group.hold.clone()));
         }
-        // A single reader asks for all readers in the queue: at its grant, those with the same lease join.
+        // One reader asks on behalf of all queued readers: at its grant, those with the same lease join.
         let may_ask = match mode {
             Mode::Exclusive => self.is_free(),
             Mode::Shared => self.asking_shared == 0 || asks_beside,
@@ -398,7 +397,7 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     }
 
     /// Redis has refused a contender: somebody else has the lock or goes first, so the tenure of this process is over.
-    /// (With [`Order::Server`] this may be a thread of this process, but then tenures do not matter.)
+    /// (With [`Order::Server`] that somebody may be a thread of this process, but then tenures do not matter.)
     pub(crate) fn record_refusal(&mut self) {
         self.is_refused = true;
         self.cohort.end();
@@ -415,7 +414,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         self.is_refused || self.holds().next().is_some()
     }
 
-    /// A contender was granted the lock by Redis. `is_alone`: this process's last release is known to have notified no other.
+    /// A contender was granted the lock by Redis. `is_alone`: this process's last release is known to have notified no
+    /// other process.
     pub(crate) fn granted(
         &mut self,
         thread: u64,
@@ -462,7 +462,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
 
     /// The holding thread takes one more hold, possibly with another lease; `false` if the thread no longer has `hold`.
     pub(crate) fn reenter(&mut self, thread: u64, hold: &H, lease: LeasePolicy) -> bool {
-        // To renew a fixed lease the caller has released the mutex since `enter`, so the hold may be lost: rule 4.
+        // If the caller had to renew a fixed lease, it has released the mutex since `enter`, and the hold may be lost by
+        // now: rule 4.
         if let Some(holder) = &mut self.exclusive
             && holder.thread == thread
             && holder.hold == *hold
@@ -516,8 +517,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         holder.filter(|holder| holder.thread == thread && holder.hold == *hold)
     }
 
-    /// Hands a hold over that is released for the last time: to the next in the queue, if that thread wants the same
-    /// lease, the tenure is not over and the hold has validity to spare.
+    /// Hands over an exclusive hold that its thread releases for the last time: to the next in the queue, if that thread
+    /// wants the same lease, the tenure is not over and the hold has validity to spare.
     fn pass(&mut self, hold: &H, now: Instant) -> Option<W> {
         let holder = self.exclusive.as_mut()?;
         let lease = holder.lease;
@@ -535,7 +536,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         Some(next.waiter)
     }
 
-    /// A thread releases the lock once. `release` is called if that results in [`LeaveOutcome::Release`].
+    /// A thread releases the lock once. `release`, which queues the request, is called if that results in
+    /// [`LeaveOutcome::Release`].
     pub(crate) fn leave(
         &mut self,
         thread: u64,
@@ -593,8 +595,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
         self.shared.swap_remove(at);
         let release = release();
-        // A writer's tenure goes on while threads of this process read. The last reader's release then notifies other
-        // processes, unless the writer still holds: then the writer's release will.
+        // A writer's tenure goes on while threads of this process read. So the last reader's release counts as the one
+        // that notifies other processes, unless the writer still holds and will release later.
         if self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
         }
@@ -644,8 +646,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         };
         while let Some(first) = self.queue.front() {
             let (thread, mode, lease) = (first.thread, first.mode, first.lease);
-            // Never past the first that has to wait: the queue is first come, first served. A contender counts as
-            // asking once it is admitted, so the loop admits no second one, and no queued reader asks beside it.
+            // The loop stops at the first thread that has to wait: the queue is first come, first served. A contender
+            // counts as asking once it is admitted, so the loop admits no second contender.
             let Some(admitted) = self.admit(thread, mode, lease, now, false) else {
                 break;
             };

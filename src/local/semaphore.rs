@@ -1,10 +1,10 @@
 //! The permits of one semaphore inside this process: who waits, who asks Redis, which permits are handed over.
 //!
 //! The state machine does no I/O and has no clock. The queue is first come, first served. Of the threads that wait, only
-//! the *first* asks Redis. A call that does not wait is never queued: it asks Redis once, unless threads wait. Permits
-//! released while others wait go to the first in the queue if they are enough for it, then to the next, and the rest goes
-//! back to Redis. Permits are never collected until there are enough: if two processes did that, both could wait without
-//! end.
+//! the *first* asks Redis. A call that does not wait is never queued: it asks Redis once, or not at all if threads wait.
+//! Within the tenure, released permits go to the first in the queue if they are enough for that thread, then to the next;
+//! the rest goes back to Redis. A thread never gathers permits bit by bit: if two processes did that, both could wait
+//! without end.
 //!
 //! ```text
 //!   enter ─► queued ─► first ──granted by Redis────► has them ──give──► the first in the queue, within the tenure
@@ -12,10 +12,10 @@
 //!               └────────┴──────────────────────────────┘
 //! ```
 //!
-//! A permit's *tenure* begins when Redis grants it. After the tenure the permit goes back to Redis, even if threads
-//! wait here, so that other processes get their turn. Giving it back is not enough, since the next request of this
-//! process reaches Redis before the others have woken. So after a whole tenure of grants, without a gap of more than a
-//! few milliseconds, the next thread to ask lets others go first.
+//! A permit's *tenure* begins when Redis grants it. After the tenure the permit goes back to Redis, even if threads wait
+//! here, so that other processes get their turn. Giving it back is not enough, since the next request of this process
+//! reaches Redis before the others have woken. So if grants go on for a tenure without a long gap (see `cohort`), the next
+//! thread to ask lets others go first.
 
 use std::time::{Duration, Instant};
 
@@ -36,9 +36,10 @@ struct QueuedThread<W> {
 /// 1. Of the threads that wait, only the first asks Redis, so requests for few permits do not starve one for many. Each
 ///    call after which another thread may be first returns that thread's waiter, and the caller wakes it.
 /// 2. A queued thread leaves the queue once: with `withdraw`, with its own grant from Redis, or because `give` or
-///    `dismiss` returns its waiter, for which the caller stores a wakeup before it releases the mutex of the entry.
-/// 3. `out` counts the permits without a lease (*plain* permits) that threads of this process have: each from its grant by
-///    Redis until it goes back to Redis, also while it changes threads. Permits with a lease are holds, and not counted here.
+///    `dismiss` returns its waiter. If `give` or `dismiss` returns it, the caller stores a wakeup before releasing the
+///    mutex of the entry.
+/// 3. `out` counts the permits without a lease (*plain* permits) of this process: from the grant until they go back to
+///    Redis, also while they change threads. Permits with a lease are holds, and not counted here.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalSemaphore<W, R> {
     queue: WaitQueue<QueuedThread<W>>,
@@ -55,10 +56,11 @@ pub(crate) struct LocalSemaphore<W, R> {
 pub(crate) struct Given<W> {
     /// Queued threads that were handed their permits.
     pub(crate) receivers: Vec<W>,
-    /// The first in the queue, to be woken if anything was released, so that it asks Redis: it may be new, or its request
-    /// may succeed now.
+    /// The first in the queue, which has to be woken so that it asks Redis: it may have become first just now, or its
+    /// request may succeed now.
     pub(crate) first: Option<W>,
-    /// How many go back to Redis: too few for the first in the queue, if there is one.
+    /// How many go back to Redis: all after the tenure, else what is too little for the first in the queue, if there is
+    /// one.
     pub(crate) back: u32,
 }
 
@@ -68,8 +70,8 @@ pub(crate) struct Given<W> {
 pub(crate) enum Granted<W> {
     /// The asking thread keeps them; `first` is first in the queue now.
     Kept { first: Option<W> },
-    /// The asking thread was taken off the queue while its request was on its way. If it was handed other permits, the
-    /// granted ones have to be given to the next.
+    /// The asking thread was taken off the queue while its request was on its way. If the thread was handed other permits,
+    /// the granted ones have to be given to the next thread. If it was dismissed, it keeps the granted ones.
     Surplus,
     /// The client is closed, so the permits have to go back to Redis.
     Closed,
@@ -114,10 +116,10 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     /// Redis had too few for the thread with this ticket. If that thread has left the queue by now, for example because it
     /// was handed permits while its request was on its way, nothing is recorded for the queue.
     ///
-    /// `are_handed_over`: permits of this kind are handed over among the threads of a process. Only then does a refusal
-    /// end the cohort, since other processes probably have the missing permits. If threads of this process have them all,
-    /// the cohort ends too early, which costs a round trip: the next thread that asks after a release to Redis waits for
-    /// the reply to that release, as after a whole tenure.
+    /// `are_handed_over`: permits of this kind are handed over among threads. If so, the refusal ends the cohort: other
+    /// processes probably have the missing permits. If threads of this process have all of them, the cohort ends too
+    /// early. That costs a round trip: after the next release to Redis, the thread that asks waits for the reply to that
+    /// release.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)
             && let Some(first) = self.queue.front_mut()
@@ -179,22 +181,22 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
         given
     }
 
-    /// A thread leaves the queue. Returns the thread that is first now if that has changed; `None` if the thread was no
-    /// longer queued: rule 2.
+    /// A thread leaves the queue. `None` if the thread was no longer queued: rule 2. Otherwise the thread that has become
+    /// first by this, if any.
     pub(crate) fn withdraw(&mut self, ticket: u64) -> Option<Option<W>> {
         let was_first = self.queue.is_first(ticket);
         self.queue.remove(ticket)?;
         Some(if was_first { self.first() } else { None })
     }
 
-    /// A thread keeps its permits for good.
+    /// A thread will never release these permits, so they are no longer counted.
     pub(crate) fn forget(&mut self, permits: u32) {
         if !self.closed {
             self.out -= u64::from(permits);
         }
     }
 
-    /// Takes these threads off the queue.
+    /// Takes the threads for which `concerns` is true off the queue; the caller wakes them.
     pub(crate) fn dismiss(&mut self, concerns: impl Fn(&W) -> bool) -> Vec<W> {
         let dismissed = self.queue.take_if(|queued| concerns(&queued.waiter));
         dismissed.map(|queued| queued.waiter).collect()

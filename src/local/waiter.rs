@@ -17,18 +17,21 @@ use crate::time::Deadline;
 /// Makes the same error for each of several waiting threads.
 pub(crate) type MakeError = Arc<dyn Fn() -> Error + Send + Sync>;
 
-/// A waiting thread, and everything that can wake it. `W` says why it is woken in its queue.
+/// A waiting thread, and everything that can wake it. `W` is the reason for which a queue (of the local lock or semaphore)
+/// wakes the thread.
 ///
 /// Rules that make every wake-up arrive:
 ///
-/// 1. The thread holds the mutex of its state from its last check until the condition variable has queued it.
+/// 1. From its last check before it parks, the thread holds the mutex of its state until it is queued at the condition
+///    variable.
 /// 2. A sender changes that state under the same mutex and calls [`notify`](Self::notify) afterwards. By rule 1 the
 ///    thread either finds the change in its check, or is parked and is woken.
-/// 3. A sender that has changed something outside that state, such as a token's flag, sends a message after that.
-///    Otherwise the change could fall between the thread's check and its park.
+/// 3. A sender that changes something outside that state, such as a token's flag, calls [`message`](Listener::message)
+///    afterwards, which changes the state as well. Otherwise the change could fall between the thread's check and its
+///    park.
 ///
-/// The condition variable and its mutex are those of the standard library: `parking_lot` keeps waiting threads in a
-/// table and reads the clock when it notifies, which took a fifth of the time of a hand-over between two threads.
+/// The condition variable and its mutex are those of the standard library: `parking_lot` keeps waiting threads in a table
+/// and reads the clock when it notifies. Together that took a fifth of the time of a hand-over between two threads.
 pub(crate) struct WaitingThread<W> {
     /// How long Redis may take to answer the waiting thread.
     pub(crate) command_timeout: Duration,
@@ -44,15 +47,15 @@ struct WaiterState<W> {
 /// The events that a thread awaits once Redis has refused its request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Signals {
-    /// How many messages have arrived on the channel to which the thread listens. A cancelled token, a closed client and a
-    /// lost place in a fair queue count as messages.
+    /// How often [`Listener::message`] was called: for a message on the thread's channel, a cancelled token, a closed
+    /// client, or a lost place in a fair queue.
     pub(crate) messages: u64,
     /// The server has confirmed the subscription, or rejected it; false again once the subscription is lost.
     pub(crate) is_answered: bool,
 }
 
 impl Signals {
-    /// Whether a message, a confirmation or the loss of a subscription has arrived since `earlier`.
+    /// Whether a message has arrived, or `is_answered` has changed, since `earlier`.
     pub(crate) fn are_news_since(self, earlier: Self) -> bool {
         self.messages > earlier.messages || self.is_answered != earlier.is_answered
     }
@@ -78,12 +81,12 @@ impl<W> WaitingThread<W> {
         self.lock().wakeup = Some(wakeup);
     }
 
-    /// Takes the reason for which the thread was woken in its queue, if it was.
+    /// Takes the stored wakeup, if there is one.
     pub(crate) fn take_wakeup(&self) -> Option<W> {
         self.lock().wakeup.take()
     }
 
-    /// Whether the thread was woken in its queue, for a reason that `is_such` accepts.
+    /// Whether a wakeup is stored that `is_such` accepts.
     pub(crate) fn is_woken(&self, is_such: impl FnOnce(&W) -> bool) -> bool {
         self.lock().wakeup.as_ref().is_some_and(is_such)
     }
@@ -98,7 +101,7 @@ impl<W> WaitingThread<W> {
     }
 
     /// Parks until the thread has a wakeup, there is news since `known_signals`, `stop` returns true, or the deadline has
-    /// passed; may also return early for no reason. Returns whether the wait is over, other than by the deadline.
+    /// passed; may also return early for no reason. Returns whether one of the first three is the case.
     pub(crate) fn park(
         &self,
         known_signals: Signals,
@@ -114,7 +117,7 @@ impl<W> WaitingThread<W> {
             return true;
         }
         let state = match until.instant() {
-            // This is no loop: after a spurious wake-up the caller looks at its own conditions as well.
+            // No loop is needed here: the caller checks its conditions and parks again after a spurious wake-up too.
             None => (self.changed.wait(state)).unwrap_or_else(PoisonError::into_inner),
             Some(at) => {
                 let time_left = at.saturating_duration_since(Instant::now());
@@ -138,20 +141,20 @@ impl<W: Send> Listener for WaitingThread<W> {
     }
 
     fn look_again(&self) {
-        // Nothing is stored, so a thread that is about to park misses this. Only reminders use it, and they are
-        // repeated.
+        // Nothing is stored, so a thread that is about to park misses this call. That does no harm: only reminders make
+        // it, and they are repeated.
         self.notify();
     }
 }
 
 /// A token with which one thread ends the waiting calls of others: what Redisson's `lockInterruptibly` is for.
 ///
-/// Pass it to a handle with `cancel_on`. Clones are the same token, and a cancelled token stays cancelled. Calls that
-/// acquire end with [`Error::Cancelled`], and so do calls that wait for a latch. A parked call ends within a few
-/// milliseconds, a call that still awaits a reply of Redis within about 0.1 s. A call that begins later ends at once, even
-/// if it tries only once. If the lock was granted before the call noticed the cancellation, the call succeeds. If a call's
-/// time is up and its token is cancelled, the call ends with `Cancelled`, not with `Ok(None)`. Calls that release or only
-/// ask Redis ignore the token, except [`Election::observe`](crate::Election::observe).
+/// Pass it to a handle with `cancel_on`. Clones are the same token, and a cancelled token stays cancelled. A cancelled
+/// call returns [`Error::Cancelled`]; this applies to calls that acquire and to calls that wait for a latch. A parked call
+/// ends within a few milliseconds, a call that still awaits a reply of Redis within about 0.1 s. A call that begins after
+/// the cancellation ends at once, even if it would not wait. If the lock was granted before the call noticed the
+/// cancellation, the call succeeds. If a call's time is up and its token is cancelled, the call ends with `Cancelled`, not
+/// with `Ok(None)`. Releases and queries ignore the token, except [`Election::observe`](crate::Election::observe).
 ///
 /// ```
 /// let token = redlatch::CancelToken::new();
@@ -184,7 +187,8 @@ impl CancelToken {
         Self::default()
     }
 
-    /// Cancels the token: calls that acquire or wait with it end, now and later, as described [above](Self). Does not block.
+    /// Cancels the token: calls that acquire or wait with it end, now and later, as described [above](Self). Does not
+    /// block.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;
@@ -195,17 +199,17 @@ impl CancelToken {
     /// # Ok::<(), redlatch::Error>(())
     /// ```
     pub fn cancel(&self) {
-        // The flag is set before the list is taken: a thread that adds its waiter later finds the flag set in the check
-        // before it parks.
+        // The flag is set before the list is taken. So a thread that adds its waiter after that sees the flag when it
+        // checks before it parks.
         self.inner.cancelled.store(true, Ordering::SeqCst);
         let waiters = std::mem::take(&mut *self.inner.waiters.lock());
-        // A message and not only `notify`, by rule 3 at `WaitingThread`: the flag is no part of a waiter's state.
+        // `message` is called, not only `notify`: the flag is no part of a waiter's state (rule 3 at `WaitingThread`).
         for waiter in waiters.iter().filter_map(Weak::upgrade) {
             waiter.message();
         }
     }
 
-    /// The same for all clones of a token, and for no other.
+    /// An address that all clones of a token share, and no other existing token has.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
     }
@@ -233,7 +237,8 @@ impl CancelToken {
         !waiting.is_empty()
     }
 
-    /// Makes a cancel wake `waiter`. Also drops waiters that no longer exist, so that the list stays short.
+    /// From now on [`cancel`](Self::cancel) wakes `waiter`. Also drops waiters that no longer exist, so that the list
+    /// stays short.
     pub(crate) fn watch(&self, waiter: &Arc<impl Listener + 'static>) {
         let waiter = Arc::downgrade(waiter);
         let mut waiters = self.inner.waiters.lock();

@@ -1,8 +1,8 @@
 //! Sending renewals. Each master has a connection, and all masters are asked at the same time. Where possible, one request
 //! renews several locks.
 //!
-//! A master that is unreachable, or slow, delays the renewals of its own holds, not those of others. These renewals go
-//! to the new master once there is one.
+//! An unreachable or slow master delays only the renewals of its own holds. These renewals go to the new master once there
+//! is one.
 //!
 //! A client that can acquire one lock can renew the others: if the connection for renewals cannot be made (too many
 //! clients, a new password, no file descriptor), renewals use the connection for commands.
@@ -14,12 +14,12 @@
 //!    pause ◄────────── behind     if its connection is lost, or was silent for too long
 //! ```
 //!
-//! A connection for renewals is silent for too long after a quarter of the lease, or after half the command timeout if that
-//! is shorter.
+//! A connection for renewals is silent for too long after a quarter of the lease, or after half the command timeout if
+//! that is shorter.
 //!
-//! The thread waits for the answers to a batch only for a while. A request without an answer by then is *behind*. While a
-//! request to a master is behind, or neither the connection for renewals nor the one for commands is up, queued renewals for
-//! that master are not sent but pause.
+//! The thread waits for the answers to a batch only for a while. A request without an answer by then is *behind*. Queued
+//! renewals for a master pause while a request to it is behind, or while both its connections (for renewals and for
+//! commands) are down.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ type AskedFor = (Renewable, Duration);
 /// The requests that were sent, in their order.
 pub(super) type UnderWay = VecDeque<SentRenewal>;
 
-/// A request that renews one hold, or several. When it is dropped, the holds whose answer was not handled are due again
-/// at once.
+/// A request that renews one hold, or several. When this value is dropped, the holds still in it (their answer was not
+/// handled) are due again at once.
 pub(super) struct SentRenewal {
     watchdog: Arc<Watchdog>,
     call: Arc<Call>,
@@ -71,8 +71,8 @@ impl Drop for SentRenewal {
 }
 
 impl WatchdogThread {
-    /// Sends the queued renewals in batches, and waits shortly for the answers to each batch: a slow master delays the
-    /// others by no more than that.
+    /// Sends the queued renewals in batches, and waits a short time ([`SLACK`](super::SLACK)) for the answers to each
+    /// batch, so a slow master delays the others only by that.
     ///
     /// The number of batches is fixed at the start, so a renewal that is queued later waits for the next call. Otherwise
     /// a stream of new renewals would keep the thread from its other work.
@@ -138,9 +138,8 @@ impl WatchdogThread {
         });
     }
 
-    /// Queues a request for its master, or postpones it. If an earlier batch is unanswered at the master, the request is
-    /// postponed. Otherwise it is queued on the connection for renewals or, if that cannot be made quickly, on the connection
-    /// for commands.
+    /// Postpones a request if its master has not answered an earlier batch. Otherwise it is queued on the connection for
+    /// renewals or, if that cannot be made quickly, on the connection for commands.
     fn submit(&mut self, mut sent: SentRenewal) {
         let task = Arc::clone(&self.task);
         let master = task.nodes.destination(&sent.call);
@@ -161,7 +160,6 @@ impl WatchdogThread {
                 self.away.push(master);
             }
         }
-        // A client that can acquire can also renew, although its other connection cannot be made.
         if !is_queued {
             sent.over = Arc::clone(&task.commands);
             is_queued = queue(&sent);
@@ -228,7 +226,8 @@ impl WatchdogThread {
             None => self.under_way.push_back(sent),
             Some(Err(err)) => {
                 report!(Debug, "renewing {} locks failed: {err}", sent.holds.len());
-                // The outcome is unknown, and a renewal may be repeated: it sets the time to live and adds nothing.
+                // The outcome is unknown, but repeating a renewal is harmless: a renewal sets the time to live and adds
+                // nothing.
                 sent.over.map.doubt();
                 self.postpone(sent);
             }
@@ -267,8 +266,8 @@ impl WatchdogThread {
         }
     }
 
-    /// Sends a request of its own for each hold: the user may have lost the right to one of them, which must not fail
-    /// the others.
+    /// Renews each hold by a separate request, so that an error about one hold, such as a missing permission for its key,
+    /// does not fail the others.
     fn one_by_one(&mut self, mut sent: SentRenewal, why: &dyn std::fmt::Debug) {
         report!(
             Debug,
