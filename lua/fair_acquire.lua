@@ -6,7 +6,7 @@
 -- KEYS[4]  alive      sorted set: ticket of ours -> epoch ms until which it counts as alive
 -- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
--- ARGV[2]  ticket     "<client uuid>:<number>", a number never used before: the owner, and its place in the queue
+-- ARGV[2]  ticket     "<client uuid>:<number>", with a number never used before; names the owner, and its place in the queue
 -- ARGV[3]  lease_ms   integer > 0; how long the hold lives unless renewed
 -- ARGV[4]  place      'new': the ticket wants a place; 'has': it has one; 'last': it has one, and gives it up if the lock is
 --                     free but somebody else is next, since its call ends soon; 'none': it wants none
@@ -23,7 +23,7 @@
 -- Errors   as lock_acquire
 local ticket, lease_ms, place = ARGV[2], ARGV[3], ARGV[4]
 
--- A hold with a count of 0 was released and is kept (lock_keep): this request is late.
+-- A count of 0: the owner has let go of the hold, which only keeps the name taken (lock_keep). So this request is late.
 local count = redis.call('hget', KEYS[1], ticket)
 local mine = count and count ~= '0'
 local placed = redis.call('zscore', KEYS[3], ticket)
@@ -43,12 +43,12 @@ if placed then
   redis.call('zadd', KEYS[4], now + waiter_ms, ticket)
 end
 local head = first()
--- A second run finds the hold of the first (`mine`). Otherwise the lock must be free, and nobody alive ahead.
+-- The ticket gets the lock if an earlier run took it (`mine`), or if the lock is free and nobody alive is ahead.
 if mine or left_ms == -2 and (head or ticket) == ticket then
   if not mine then
     redis.call('hset', KEYS[1], ticket, 1)
   end
-  -- The owner may have locked again with a longer lease since the first run.
+  -- A longer TTL stays: the owner may have locked again with a longer lease since the first run.
   if left_ms < tonumber(lease_ms) then
     -- Without a TTL the lock would never be free again, so a hold that gets none is removed.
     local kept = redis.pcall('pexpire', KEYS[1], lease_ms)
@@ -60,16 +60,17 @@ if mine or left_ms == -2 and (head or ticket) == ticket then
   if placed then
     remove({[ticket] = true})
   end
-  -- The next waiter sleeps for up to 5 s without asking, and would sleep through the end of a shorter lease.
+  -- The next waiter sleeps for up to 5 s without asking, and would sleep through the end of a shorter
+  -- lease, so it is told to look now.
   if tonumber(lease_ms) < 5000 then
     notify(redis.call('lindex', KEYS[2], 0))
   end
   return nil
 end
 
--- The lock is free, another waiter is next, and this call is about to time out. Such calls leave the queue now, or a free
--- lock could stay untaken while more of them arrive. The next waiter is notified, since `first` may just have removed dead
--- places ahead of it.
+-- The lock is free, another waiter is next, and this call is about to time out. Such a call leaves the queue at once. If it
+-- stayed, the lock could stay free while more such calls arrive. The next waiter is notified, since `first` may just have
+-- removed dead places ahead of it.
 if place == 'last' and left_ms == -2 then
   remove({[ticket] = true})
   notify(first())
@@ -79,8 +80,8 @@ end
 if place == 'new' and not placed then
   local last = redis.call('lindex', KEYS[2], -1)
   local ahead = last and tonumber(redis.call('zscore', KEYS[3], last)) or now + left_ms
-  -- RPUSH comes last. If the script fails before it, only a timeout is left, which a later script removes. A place without a
-  -- timeout would get one, and stay in the queue until that ends.
+  -- RPUSH comes last. If the script fails before it, only a timeout is left, which a later script removes. In the other order
+  -- a place without a timeout could be left. A later script would give it one, and the place would stay until that timeout.
   redis.call('zadd', KEYS[3], ahead + WAIT, ticket)
   redis.call('zadd', KEYS[4], now + waiter_ms, ticket)
   redis.call('rpush', KEYS[2], ticket)

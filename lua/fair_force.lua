@@ -24,8 +24,8 @@ if wrong then
   return wrong
 end
 local forced = redis.call('del', KEYS[1])
--- The result is remembered even if nobody held the lock: a late copy of this request must not take it from the next owner.
--- DEL was a first write that needs no memory; after it, Redis does not reject SET for lack of memory.
+-- The result is remembered even if nobody held the lock: a late copy of this request must not take the lock from its next owner.
+-- DEL needs no memory, and after a script's first write Redis does not reject SET for lack of memory.
 redis.pcall('set', KEYS[6], forced, 'px', ARGV[2])
 if forced == 1 then
   notify(first())

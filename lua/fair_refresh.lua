@@ -11,10 +11,10 @@
 -- Returns  the tickets among these that have no place any more
 --
 -- Keeps    the lock, and the order of the living; if the lock is free, the dead are removed and the next waiter is notified
--- Twice    makes no place, however late it comes
+-- Twice    the second run makes no place, even if it is late
 local lost = {}
--- The set of our places gets a TTL in any case. This is also a first write that needs no memory: after it, Redis accepts the
--- ZADDs below although memory is short.
+-- The set of our places gets a TTL in any case. PEXPIRE needs no memory, and after this first write Redis accepts the ZADDs
+-- below even if memory is short.
 redis.call('pexpire', KEYS[4], 3600000)
 -- Only a ticket that still has a place is refreshed: a late request must not revive a place that was released or removed.
 for i, ticket in ipairs(ARGV) do
@@ -29,8 +29,8 @@ if #lost < #ARGV - 1 then
   keep()
 end
 
--- Redisson removes a place whose timeout has passed, so a place of ours that is near its timeout is postponed. The timeouts
--- behind it are counted from that one, so they are postponed with it.
+-- Redisson removes a place whose timeout has passed, so a timeout of a place of ours is postponed when it is near. All
+-- timeouts behind it are counted from it, so they are postponed by as much.
 local soonest = tonumber(redis.call('zrange', KEYS[3], 0, 0, 'withscores')[2] or now + WAIT)
 if soonest < now + WAIT / 2 then
   local more = 0

@@ -10,9 +10,9 @@
 -- Returns  two strings   taken, with a count of one; the first and the last of the tokens drawn
 --          n >= -1       somebody else has it; n ms until their lease runs out, -1 if it never does
 --
--- Keeps    what lock_acquire keeps; tokens only increase, and unless the clock is set back they lead it by fewer
---          microseconds than the largest `count`; no hold without a token
--- Twice    by one owner: draws new tokens, otherwise as if only the second had run
+-- Keeps    what lock_acquire keeps; tokens only increase; they lead the clock by fewer microseconds than the largest `count`,
+--          unless the clock is set back; there is no hold without a token
+-- Twice    by one owner: as if only the second had run, except that both draw tokens
 -- Errors   as lock_acquire; WRONGTYPE for a counter that is not an integer
 local owner, lease_ms, count, token_ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 

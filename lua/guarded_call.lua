@@ -1,5 +1,5 @@
--- guarded_call: run one command while one hold is in force. The keys of the command follow those named here, for servers that
--- check them.
+-- guarded_call: run one command while one hold is in force. The command's keys are also passed in KEYS, after those named
+-- here, for servers that check which keys a script uses.
 --
 -- KEYS[1]    lock     see the prelude
 -- KEYS[2]    life     see the prelude

@@ -14,7 +14,7 @@
 --          the key's type (a lock's hash: "lock" or "read-write lock"); its TTL in ms; its value if it is a string
 --          how many fields a hash has, then how many are listed; of each its field, value and ms left, or ''
 --          how many tickets there are, then how many are listed; of each its ticket and ms left, or ''
---          how many permits are taken, then how many are listed; of each its id in hexadecimal digits and ms left
+--          how many permits are taken, then how many are listed; of each its id in hexadecimal digits and ms left, or ''
 --          the token, '' for none; '1' with a round, else ''
 --
 -- Keeps    everything; companions of another type count as absent
@@ -49,8 +49,8 @@ say(listed)
 for i = 1, listed do
   local field, value = fields[2 * i - 1], fields[2 * i]
   say(field)
-  -- A read hold that only keeps the name has a 0 there: see `lock_keep`.
-  -- `n` is no literal 1: a test of this project accepts a key that is not in KEYS only in the form of the loop below.
+  -- The string of a read hold that only keeps the name taken is 0: see `lock_keep`.
+  -- `n` instead of a literal 1: a test of this project allows a key outside KEYS only if it is written as in the loop below.
   local n = 1
   local only_keeps = redis.pcall('get', holds .. field .. ':rwlock_timeout:' .. n) == '0'
   say(only_keeps and 0 or string.sub(value, 1, 100))
@@ -84,7 +84,7 @@ for i = 1, #permits, 2 do
     taken[#taken + 1] = i
   end
 end
--- Other members mean that the set is not a semaphore's.
+-- If the set has other members, it is not a semaphore's, and its total is not given.
 say(#taken > 0 and 2 * #taken == #permits and redis.call('zcount', KEYS[6], from, '+inf') or #taken)
 say(#taken)
 for n = 1, #taken do

@@ -4,7 +4,7 @@
 -- KEYS[2]  round     string: a mark that changes whenever the latch opens or is set
 -- KEYS[3]  channel   where waiters of this latch listen
 -- KEYS[4]  request   string: the result of this request
--- KEYS[5]  answered  the result of an earlier request, which cannot come again; may be left out
+-- KEYS[5]  answered  the result of an earlier request, which is answered and cannot come again; may be left out
 -- ARGV[1]  mark      never used before
 -- ARGV[2]  round_ms  integer > 0; how long the mark is kept
 -- ARGV[3]  keep_ms   integer > 0; how long the result is remembered

@@ -1,4 +1,4 @@
--- latch_delete: open the latch, whatever its count is, and notify the waiters in redlatch.
+-- latch_delete: open the latch, whatever its count is, and notify the waiters of redlatch's clients.
 --
 -- KEYS[1]  latch     string: the remaining count; absent while the latch is open
 -- KEYS[2]  round     string: a mark that changes whenever the latch opens or is set

@@ -11,7 +11,7 @@
 -- ARGV[4]  count     integer > 0
 --
 -- Returns  1         set
---          0         the latch has a count, perhaps 0
+--          0         the latch has a count already, even if that is 0 or less
 --
 -- Keeps    an existing count
 -- Twice    the second run answers as the first and changes nothing
@@ -33,8 +33,8 @@ end
 if left then
   return 0
 end
--- The latch was open until now, perhaps without a message (its key expired or was deleted). With another mark, waiters of the
--- earlier round see that it is over.
+-- The latch was open until now, perhaps without a message (its key expired or was deleted). The new mark tells waiters of the
+-- earlier round that their round is over.
 redis.call('set', KEYS[2], mark, 'px', round_ms)
 redis.call('set', KEYS[1], count)
 -- The message closes the latch for Redisson's clients. A user without rights on the channel still sets the count.

@@ -1,4 +1,4 @@
--- latch_state: the remaining count, and of which round.
+-- latch_state: the remaining count, and the mark of its round.
 --
 -- KEYS[1]  latch   string: the remaining count; absent while the latch is open
 -- KEYS[2]  round   string: a mark that changes whenever the latch opens or is set

@@ -7,8 +7,8 @@
 -- ARGV[3]  lease_ms      integer > 0; how long the hold lives from now on
 -- ARGV[4]  token_ttl_ms  integer; how long the counter lives after its last use; 0: without an end
 --
--- Returns  1             the owner has it, at first with a count of one
---          two strings   the same; the first and the last of the tokens drawn
+-- Returns  1             the owner has the hold, at first with a count of one
+--          two strings   the same for a lock with tokens: the first and the last token drawn
 --          0             nobody holds the lock
 --          -1            somebody else holds it
 --
@@ -18,8 +18,8 @@
 -- Errors   WRONGTYPE for a key that holds something else
 local from, owner, lease_ms, token_ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
--- HGET fails for a key of another type. The owner has the hold if the script runs twice. A count of 0 says that the owner has
--- detached the hold since: a copy of the request that arrives late leaves it alone.
+-- HGET fails for a key of another type. On a second run the owner has the hold already. A count of 0: the owner has meanwhile
+-- detached or released the hold (lock_keep), so this late copy of the request leaves the hold alone.
 local count = redis.call('hget', KEYS[1], owner)
 local mine = count and count ~= '0'
 if redis.call('hexists', KEYS[1], from) == 0 and not mine then
@@ -34,7 +34,7 @@ if wrong then
 end
 -- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write. The new field precedes the
 -- removal of the old one, so that the hash is never empty and keeps its TTL.
--- After the first run the owner may have locked again with a longer lease.
+-- On a second run a longer TTL stays: the owner may have locked again with a longer lease.
 if not mine or redis.call('pttl', KEYS[1]) < tonumber(lease_ms) then
   redis.call('pexpire', KEYS[1], lease_ms)
 end

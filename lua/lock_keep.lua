@@ -9,7 +9,7 @@
 -- ARGV[2]  ms       integer > 0; how long the hold lives from now on
 -- ARGV[3]  kind     'read', 'write', 'fair', or 'lock' for any other kind
 --
--- Returns  0        the hold will expire then
+-- Returns  0        the hold will expire at the given time
 --          -1       nobody holds the lock any more
 --          -2       somebody else holds it
 --
@@ -21,19 +21,20 @@ local field, ms, kind = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
 local mark = redis.call('hget', KEYS[1], field)
 if mark and kind == 'read' then
-  -- The field of a reader outlives its hold.
+  -- A reader's field may outlive its hold, so its string decides.
   mark = redis.call('get', KEYS[3])
 end
 if not mark then
   return redis.call('exists', KEYS[1]) == 1 and -2 or -1
 end
--- A request that was sent twice: the time counts from the first.
+-- An earlier run has marked the hold; the time counts from that run.
 if mark == '0' then
   return 0
 end
 local left_ms = redis.call('pttl', KEYS[1])
 local waiting = kind == 'fair' and redis.call('lrange', KEYS[3], 0, 9)
--- Readers may share the hash. Alone, this hold decides how long the hash lives; beside others, it may only extend that.
+-- Readers may share the hash. A hold that is alone decides how long the hash lives; beside others, it may only extend the
+-- hash's TTL.
 local holds = redis.call('hlen', KEYS[1]) - redis.call('hexists', KEYS[1], 'mode')
 local is_alone = holds == 1
 -- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write.

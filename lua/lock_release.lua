@@ -9,7 +9,7 @@
 --          -1        nobody holds the lock any more
 --          -2        somebody else holds it
 --
--- Keeps    other owners' fields; a waiter is notified whenever the lock is seen free
+-- Keeps    other owners' fields; waiters are notified whenever the lock is seen free
 -- Twice    the second run finds nothing of this owner and removes nothing
 local owner = ARGV[1]
 
@@ -18,7 +18,7 @@ if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
 -- The lock is free. Waiters are notified even if this owner's hold had expired or was released by an earlier copy of this
--- request: its message may have been lost, and an expired hold sends none.
+-- request: the message of that copy may have been lost, and an expired hold sends none.
 -- A user without rights on the channel still releases; waiters then poll.
 local notified = KEYS[2] and redis.pcall('publish', KEYS[2], '0')
 if not released then

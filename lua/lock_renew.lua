@@ -13,7 +13,7 @@
 --
 -- Keeps       a longer remaining TTL as it is; the old count, if there is no memory for a new one
 -- Twice       changes nothing more
--- Errors      of one lock do not affect the others
+-- Errors      an error of one lock does not affect the others
 local replies = {}
 for i = 1, #KEYS do
   local owner, lease_ms, count = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]

@@ -13,7 +13,7 @@
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
 --          notified; a deleted KEYS[1] is not created again
--- Twice    the second run changes nothing while one of them is taken
+-- Twice    the second run takes nothing while at least one permit of the first is still taken
 -- Errors   WRONGTYPE for a key of another type
 local lease_ms, ids = ARGV[1], ARGV[2]
 local wanted = #ids / 16
@@ -24,8 +24,8 @@ if wrong then
 end
 available = return_expired(available, back)
 
--- If an earlier run of this request took the permits, those of its ids that were not released since are in the set. So one
--- that is found is enough.
+-- If an earlier run took the permits, the set contains their ids, except those released or expired since. So a single id
+-- that is found proves that run.
 for at = 1, #ids, 16 do
   local over_at = redis.call('zscore', KEYS[2], string.sub(ids, at, at + 15))
   if over_at then
@@ -58,8 +58,7 @@ for from = 1, #ids, 1600 do
   end
   redis.call('zadd', KEYS[2], unpack(taken))
 end
--- If the count fails, the ids are removed again: permits that are listed but not counted would raise the total when they
--- expire.
+-- If DECRBY fails, the ids are removed again: permits listed but not subtracted would raise the total when they expire.
 local counted = redis.pcall('decrby', KEYS[1], wanted)
 if type(counted) == 'table' then
   for at = 1, #ids, 16 do

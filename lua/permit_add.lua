@@ -10,8 +10,8 @@
 --
 -- Returns    1         done
 --
--- Keeps      acquired permits, so that the available number may be negative; the TTL; up to 1,000 expired permits are
---            returned, but count for nothing if the string was deleted
+-- Keeps      acquired permits: so the available number may become negative; the TTL; up to 1,000 expired permits are returned,
+--            but count for nothing if the string was deleted
 -- Twice      the second run changes nothing
 -- Errors     WRONGTYPE for a key of another type
 local more, keep_ms = ARGV[1], ARGV[2]
@@ -26,8 +26,8 @@ local wrong, available, _, over, back = look()
 if wrong then
   return wrong
 end
--- If the number was deleted, expired permits must not count. Later calls will add the `over - back` that are left, so these
--- are subtracted here.
+-- If the number was deleted, expired permits must not count. `back` of them are only removed here; later calls will add the
+-- other `over - back`, so these are subtracted in advance.
 local gained = more + back - (available and 0 or over)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

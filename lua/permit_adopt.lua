@@ -12,7 +12,7 @@
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
 --          notified; a deleted KEYS[1] is not created again
--- Twice    the second run moves the end of the permit only to a later one
+-- Twice    the second run never lets the permit end earlier
 -- Errors   WRONGTYPE for a key of another type
 local from, id, lease_ms = ARGV[1], ARGV[2], ARGV[3]
 
@@ -22,7 +22,7 @@ if wrong then
 end
 return_expired(available, back)
 
--- The permit has the other id already if the script runs twice.
+-- On a second run the permit has the other id already.
 local adopted = redis.call('zscore', KEYS[2], id)
 local over_at = adopted or redis.call('zscore', KEYS[2], from)
 if tonumber(over_at or 0) <= tonumber(now) then
@@ -31,7 +31,7 @@ end
 -- Redis rejects writes for lack of memory only until the script's first write. This ZREM needs none and removes nothing, since
 -- no id is empty; after it ZADD succeeds.
 redis.call('zrem', KEYS[2], '')
--- Its holder may have given it a longer lease since the first run.
+-- A later end stays: the holder may have given the permit a longer lease since the first run.
 local ends = math.max(now + lease_ms, tonumber(adopted or 0))
 redis.call('zadd', KEYS[2], string.format('%.0f', ends), id)
 redis.call('zrem', KEYS[2], from)

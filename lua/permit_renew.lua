@@ -5,7 +5,7 @@
 -- ARGV[2]  lease_ms  integer > 0; how long the permit lives from now on
 -- ARGV[3]  ends_at   epoch ms at which it expires, by the last reply of Redis
 --
--- Returns  n > 0     the permit lives that long; it expires at n, in epoch ms by the server's clock
+-- Returns  n > 0     the permit lives for at least `lease_ms`; it expires at n, in epoch ms by the server's clock
 --          0         the permit is no longer taken
 --          n < 0     the permit expires at -n, which is not `ends_at`: nothing was changed
 --
@@ -23,7 +23,7 @@ end
 if over_at >= now + lease_ms then
   return math.min(over_at, 922337203685477)
 end
--- Replies of Redis have no fraction, so `ends_at` has none.
+-- Redis cuts off the fraction of a number that a script returns, so `ends_at` has none.
 over_at = math.floor(over_at)
 if over_at ~= tonumber(ends_at) then
   return -over_at

@@ -11,7 +11,7 @@
 -- Returns    1         done
 --            0         it was set before; nothing was changed
 --
--- Keeps      permits that are acquired although the string was deleted, as a part of the total
+-- Keeps      permits that are still acquired after the string was deleted; they are a part of the total
 -- Twice      the second run gives the first reply and changes nothing
 -- Errors     WRONGTYPE for a key of another type
 local total, keep_ms = ARGV[1], ARGV[2]

@@ -29,7 +29,7 @@ end
 return_expired(available, back)
 
 if tonumber(redis.call('zscore', KEYS[2], id) or 0) <= tonumber(now) then
-  -- Not remembered: a permit with this id is never taken again.
+  -- This result need not be remembered: no permit will ever have this id again.
   return 0
 end
 if redis.call('get', KEYS[4]) then

@@ -10,7 +10,8 @@
 --          n >= -1   somebody has the lock, perhaps this owner; n ms until that lease runs out, -1 if it never does
 --
 -- Keeps    at most one owner in the hash; the hash never exists without a TTL: a lock that cannot be given one is not taken
--- Twice    the second run takes nothing: if two masters are one server, it finds this owner there, and the server counts once
+-- Twice    the second run takes nothing. So if two of the masters are one server, the second request finds this owner, and the
+--          server counts once
 -- Errors   WRONGTYPE for a key that holds no such lock; RESTARTED for a server that was restarted too recently, or is
 --          another one
 local owner, lease_ms, up_s, run_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -25,7 +26,8 @@ if up_s ~= '0' then
   if run_id ~= '' and run_id ~= its then
     return redis.error_reply('RESTARTED as ' .. its .. ', and takes no part until it has been known as that for ' .. up_s .. ' s')
   end
-  -- Redis rounds both the present time and its start to seconds, so the server may have been up for almost a second less.
+  -- Redis rounds the present time and the time of its start to seconds, so it may have been up for almost a second less than
+  -- it says.
   local up = string.match(info, 'uptime_in_seconds:(%d+)')
   if tonumber(up) <= tonumber(up_s) then
     return redis.error_reply('RESTARTED ' .. up .. ' s ago, and takes no part until it has been up for more than ' .. up_s .. ' s')

@@ -3,7 +3,7 @@
 -- KEYS[1]  lock         hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  note         the readers' note: see the prelude
 -- KEYS[3]  other        the writers' note
--- KEYS[4]  hold         string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
+-- KEYS[4]  hold         "{lock}:<owner>:rwlock_timeout:1": a string that lives as long as this hold
 -- ARGV[1]  owner        see the prelude: "<client uuid>:<number>", a number that never had a hold
 -- ARGV[2]  behind       see the prelude
 -- ARGV[3]  note_ms      see the prelude
@@ -21,7 +21,7 @@
 -- Errors   WRONGTYPE for a hash that is not a read-write lock, and for a hold of another type
 local owner, lease_ms, write_field = ARGV[1], ARGV[5], ARGV[6]
 
--- These two come first because they fail, before anything is written, if a key holds another type.
+-- These reads come first: if a key holds another type, they fail before anything is written.
 local mode = redis.call('hget', KEYS[1], 'mode')
 redis.call('get', KEYS[4])
 
@@ -32,8 +32,8 @@ if not free and mode ~= 'read' and mode ~= 'write' then
 end
 
 local again = not free and redis.call('hexists', KEYS[1], owner) == 1
--- Beside a writer only the writer's own thread may read. Otherwise a noted writer goes first, except for a second run of this
--- request (`again`), which finds the hold of the first.
+-- Beside a writer only the writer's own thread may read. If nobody writes, a noted writer goes first, unless an earlier run of
+-- this request took the hold (`again`).
 if not again and mode == 'write' then
   if write_field == '' or redis.call('hexists', KEYS[1], write_field) == 0 then
     return no_lock('read-write lock', mode) or refused(left_ms)

@@ -3,28 +3,28 @@
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
 -- KEYS[3]  hold      string that lives as long as this hold: "{lock}:<owner>:rwlock_timeout:1"
--- KEYS[4]  note      only to undo an acquire: string: the noted waiter of this side. If that is this owner, the note is
---                    removed, and the waiters behind it are notified
+-- KEYS[4]  note      string: the noted waiter of this side; given only to undo an acquire. If this owner is noted, the note is
+--                    removed, and those who wait are notified
 -- ARGV[1]  owner     "<client uuid>:<number>"
 -- ARGV[2]  prefix    what precedes the owner in a hold's key: "{lock}:"
 --
 -- Returns  n > 0     released, and nobody reads any more; n processes were listening
 --          0         released; others have the lock, or nobody was listening
---          -1        this owner had no hold; nobody has the lock, or others read, and no dead reader is removed
+--          -1        this owner had no hold, and nobody writes: the lock is free, or others read (then dead readers stay)
 --          -2        this owner had no hold; somebody writes, or the key is not a read-write lock
 --
 -- Keeps    every reader that has a living hold, fields that are no reader's, and the lock for as long as the longest-lived reader.
---          A reader without a living hold is removed, as Redisson does, even if a multi-lock of Redisson has extended the hash
---          for that reader. If the lock is in write mode, only this owner's read hold is removed
+--          As in Redisson, a reader without a living hold is removed, even if a multi-lock of Redisson has extended the hash
+--          for it. If the lock is in write mode, only this owner's read hold is removed
 -- Twice    removes nothing more
 --
 -- Cost     one PTTL for each read hold that is checked. If the leaving reader was one of up to FEW (8), all others are checked,
---          and the lock's TTL becomes that of the longest-lived. Of more readers, FEW random fields are checked, then FEW more,
---          until a reader is alive. The lock then keeps its TTL, or gets the longer one that a checked reader needs. A TTL that
---          is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128) readers, all are
---          checked in two cases. First: the lock has no TTL. Second: the lock's TTL is more than twice what the checked readers
---          need, and the leaving hold would have lived for more than nine tenths of that TTL. Then the TTL was probably set for
---          the leaving hold. If that hold would have lived for less, only one release in 16 checks all
+--          and the lock's TTL becomes that of the longest-lived. Of more readers, FEW random fields at a time are checked,
+--          until a living reader is found. The lock then keeps its TTL, or gets the longer one that a checked reader needs. A
+--          TTL that is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128) readers,
+--          all are checked if the lock has no TTL. They are also checked if the TTL is more than twice what the checked
+--          readers need: always if it was probably set for the leaving hold (which had more than nine tenths of it left),
+--          otherwise in about one release of 16
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 
@@ -39,7 +39,7 @@ end
 local count = redis.call('hlen', KEYS[1])
 local own_ms = count > FEW and redis.call('pttl', KEYS[3]) or 0
 redis.call('del', KEYS[3])
--- A single field is no lock: the release of the last hold deletes the hash.
+-- A hash with a single field is no lock: a lock has `mode` and at least one hold.
 if count == 1 or mode ~= 'read' and mode ~= 'write' and count > 0 then
   return -2
 end
@@ -89,7 +89,7 @@ while count > 1 and longest == -2 do
 end
 if count > 1 then
   local left_ms = all and 0 or redis.call('pttl', KEYS[1])
-  -- The remaining time serves as a random number.
+  -- `left_ms % 16`: the remaining time serves as a random number, for one release in 16.
   local looks = own_ms > left_ms * 0.9 or left_ms % 16 == 0
   if not all and count <= SOME and (left_ms == -1 or looks and left_ms > longest * 2) then
     all, longest = true, longest_life(redis.call('hgetall', KEYS[1]))

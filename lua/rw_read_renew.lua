@@ -8,12 +8,12 @@
 -- ARGV[2]  lease_ms  integer > 0; how long the hold lives from now on
 --
 -- Returns  1         renewed
---          n > 1     renewed; the lock would have ended in n ms, before this hold: another client shortens its TTL
---          0         the hold is lost, or is kept; nobody has the lock, or others read
+--          n > 1     renewed; the lock would have ended in n ms, before this hold: another client has shortened the lock's TTL
+--          0         the hold is kept (lock_keep); or it is lost, and nobody writes
 --          -1        the hold is lost; somebody writes
 --
--- Keeps    every other hold, dead ones too; a longer remaining TTL as it is; nothing of a hold of which only the field or
---          only the string is left
+-- Keeps    every other hold, dead ones too; a longer remaining TTL as it is; nothing of a hold that has only its field or only
+--          its string left
 -- Twice    changes nothing more
 -- Errors   WRONGTYPE for a hash that is not a read-write lock, and for a hold of another type
 local owner, lease_ms = ARGV[1], ARGV[2]
@@ -49,7 +49,7 @@ local left_ms = redis.call('pttl', KEYS[3])
 if left_ms < tonumber(lease_ms) then
   redis.call('pexpire', KEYS[3], lease_ms)
 end
--- Redisson's renewal sets the TTL of the hash to its own lease, even if other holds need longer.
+-- The hash gets the TTL that this hold needs: Redisson's renewal may have shortened it to Redisson's own lease.
 local longer_ms = math.max(left_ms, tonumber(lease_ms))
 if found_ms < longer_ms then
   redis.call('pexpire', KEYS[1], string.format('%.0f', longer_ms))

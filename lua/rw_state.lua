@@ -6,7 +6,7 @@
 -- Returns  0         nobody
 --          1         readers
 --          2         a writer
---          3         a writer, with read holds below its write hold
+--          3         a writer that has read holds as well
 --          n         if asked for what is left: as lock_state
 --
 -- Keeps    everything

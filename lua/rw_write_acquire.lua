@@ -14,10 +14,10 @@
 --                    lock ends, or this waiter's note has to be extended. (The waiter cannot rely on messages: a reader that
 --                    died sends none, and a reader that leaves while others remain may shorten the lock's TTL without one.)
 --
--- Keeps    every hold, also that of a reader whose own key is gone: such a reader may still hold, since Redisson's multi-lock
---          and `expire` extend the hash alone, so a writer waits until the hash ends. (A leaving reader removes such readers
---          all the same: see rw_read_release.) The hash never exists without a TTL: a lock that cannot be given one is not
---          taken
+-- Keeps    every hold, also that of a reader whose own key is gone. Such a reader may still have the lock, since Redisson's
+--          multi-lock and `expire` extend only the hash. So a writer waits until the hash ends. (But the release of another
+--          reader removes such a reader, as in Redisson: see rw_read_release.) The hash never exists without a TTL: a lock
+--          that cannot be given one is not taken
 -- Twice    changes nothing more
 -- Errors   WRONGTYPE for a hash that is not a read-write lock
 local field, lease_ms = ARGV[1], ARGV[5]
@@ -35,7 +35,7 @@ local left_ms = redis.call('pttl', KEYS[1])
 if left_ms ~= -2 and mode ~= 'read' and mode ~= 'write' then
   return no_lock('read-write lock') or not_a('read-write lock')
 end
--- An earlier run of this request took the lock.
+-- If an earlier run of this request took the lock, the second only extends it.
 if mode == 'write' and redis.call('hexists', KEYS[1], field) == 1 then
   if left_ms < tonumber(lease_ms) then
     redis.call('pexpire', KEYS[1], lease_ms)

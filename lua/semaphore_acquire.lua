@@ -1,7 +1,7 @@
 -- semaphore_acquire: take this many permits, or none.
 --
 -- KEYS[1]    available  integer; how many permits are available
--- KEYS[2]    request    what this request took, so that it can be undone; "void": it was undone before it arrived
+-- KEYS[2]    request    how many permits this request took, for an undo; "void" if the undo arrived first
 -- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    permits    integer > 0
 -- ARGV[2]    keep_ms    integer > 0; how long the request is remembered
@@ -11,13 +11,13 @@
 --            -1         there is no semaphore
 --
 -- Keeps      the TTL of the semaphore
--- Twice      the second run takes nothing and never replies 1; a client sends each request once
+-- Twice      the second run takes nothing and does not reply 1, so a client must not send a request again
 -- Errors     WRONGTYPE for a key that holds no integer
 local permits, keep_ms = ARGV[1], ARGV[2]
 
 local strange = 'WRONGTYPE the key holds no number of permits'
 local value = redis.call('get', KEYS[1])
--- `tonumber` accepts a fraction. If the script gets as far as DECRBY, that rejects it.
+-- `tonumber` accepts a fraction, which DECRBY below rejects if the script gets that far.
 local there = tonumber(value or 0)
 if not there then
   return redis.error_reply(strange)
@@ -28,7 +28,8 @@ if there < tonumber(permits) then
   end
   return value and 0 or -1
 end
--- The key exists if `semaphore_undo` arrived first, or an earlier run took the permits. In both cases this run takes none.
+-- The request's key exists if `semaphore_undo` arrived first or an earlier run took the permits. In both cases this run takes
+-- none.
 if not redis.call('set', KEYS[2], permits, 'nx', 'px', keep_ms) then
   return 0
 end

@@ -32,7 +32,7 @@ if #KEYS > 3 then
   redis.call('del', unpack(KEYS, 4))
 end
 if create ~= '1' and redis.call('exists', KEYS[1]) == 0 then
-  -- Remembered too: a late copy of this request must not add permits to the next semaphore.
+  -- This result is remembered too: a late copy of this request must not add permits to the next semaphore.
   redis.call('set', KEYS[3], 'none', 'px', keep_ms)
   return -1
 end

@@ -1,4 +1,4 @@
--- summary: whether a key is a lock's, or a set of acquired permits, and its state in one line.
+-- summary: whether a key holds a lock or a set of acquired permits, and a summary of it.
 --
 -- KEYS[1]  lock      or any hash, or a sorted set
 -- KEYS[2]  queue     of the fair lock that a hash may be

@@ -3,9 +3,9 @@
 -- KEYS[1]  lock       hash: owner -> hold count
 -- KEYS[2]  queue      Redisson's list of tickets, the next one first
 -- KEYS[3]  timeouts   Redisson's sorted set: ticket -> epoch ms from which it counts as dead
--- KEYS[4]  alive      our sorted set: ticket -> epoch ms until which it counts as alive; the places in it are ours,
---                     and '' marks an outage
--- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
+-- KEYS[4]  alive      redlatch's sorted set: ticket of redlatch -> epoch ms until which it counts as alive; '' -> the time
+--                     that the last extension gave (see below)
+-- KEYS[5]  channel    the beginning of the waiters' channels: a waiter listens at `<this>:<ticket>`
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
 
 -- Each place adds this to the timeouts of the places behind it, as in Redisson (`fairLockWaitTimeout`).
@@ -15,7 +15,7 @@ local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local waiter_ms = tonumber(ARGV[1])
 
--- These three come first because they fail, before anything is written, if a key holds another type.
+-- These reads come first: if a key holds another type, they fail before anything is written.
 local places, timed = redis.call('llen', KEYS[2]), redis.call('zcard', KEYS[3])
 local latest = redis.call('zrange', KEYS[4], -1, -1, 'withscores')[2]
 
@@ -24,8 +24,8 @@ if places == 0 and latest then
   latest = nil
 end
 
--- The queue or its timeouts were evicted or deleted. Redisson would never remove a place without a timeout, so each place
--- gets one; a timeout without a place is removed.
+-- The numbers differ if a key was evicted or deleted, or a script failed half-way. A place without a timeout gets a timeout,
+-- since Redisson would never remove it; a timeout without a place is removed, and so is a repeated ticket.
 if places ~= timed then
   local seen, last = {}, now
   for _, ticket in ipairs(redis.call('lrange', KEYS[2], 0, -1)) do
@@ -45,11 +45,12 @@ if places ~= timed then
 end
 
 -- Every client refreshes its places each third of `waiter_ms`. If even the latest refresh is over `waiter_ms / 2` ago, Redis
--- was unreachable or all waiters died. An outage must not cost places, so all are extended by another `waiter_ms`, but only
--- once. The extension gives every place, and the member '', the time `now + waiter_ms - 1`; any later refresh gives a later
--- time. So if '' still has the latest time, nobody has refreshed since the extension.
+-- was unreachable or all waiters died. An outage must not cost places, so every place lives for `waiter_ms` more, but only
+-- once until somebody refreshes again. The extension gives every place, and the member '', the time `now + waiter_ms - 1`; any
+-- later refresh gives a later time. So if '' still has the latest time, nobody has refreshed since the extension.
 if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KEYS[4], '') ~= latest then
-  -- Redis rejects writes for lack of memory only until the script's first write, and ZREM needs no memory.
+  -- ZREM needs no memory, and after a script's first write Redis no longer rejects writes for lack of memory: so the ZADDs
+  -- below succeed.
   redis.call('zrem', KEYS[4], '')
   redis.call('zadd', KEYS[4], 0, '')
   for _, ticket in ipairs(redis.call('zrange', KEYS[4], 0, -1)) do
@@ -64,9 +65,9 @@ local function keep()
   redis.call('pexpire', KEYS[4], 3600000)
 end
 
--- Removes these places, and lowers the timeouts behind them, as Redisson does. One ZADD lowers up to 500 timeouts, since a call
--- for each would take most of the script's time. Without a place of ours the queue has no TTL: Redisson's clients set none, and
--- their places must not expire.
+-- Removes the places in `gone` (ticket -> true), and lowers the timeouts of the places behind them, as Redisson does. One ZADD
+-- lowers up to 500 timeouts, since a call for each would take most of the script's time. When no place of ours is left, the
+-- TTLs are removed: Redisson's clients would not extend them, and their places must not expire.
 local function remove(gone)
   local before, timeouts, lowered = 0, {}, {}
   local all = redis.call('zrange', KEYS[3], 0, -1, 'withscores')
@@ -95,7 +96,8 @@ local function remove(gone)
   end
 end
 
--- The first living waiter. Removes dead ones: ours anywhere in the queue, Redisson's at its head, as Redisson does.
+-- The first living waiter. First removes dead waiters: ours anywhere in the queue, Redisson's only at the head of the queue,
+-- where Redisson removes them too.
 local function first()
   local dead = redis.call('zrange', KEYS[4], '-inf', now, 'byscore')
   if #dead > 0 then
@@ -115,7 +117,8 @@ local function first()
   end
 end
 
--- Notifies a waiter, and returns how many received the message: 0 for a user without rights on the channel.
+-- Notifies the waiter `head`, and returns how many processes received the message: 0 without a waiter or without rights on the
+-- channel.
 local function notify(head)
   local heard = head and redis.pcall('publish', KEYS[5] .. ':' .. head, '0')
   return type(heard) == 'number' and heard or 0

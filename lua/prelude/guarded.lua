@@ -1,16 +1,16 @@
--- guarded: ends the script with an error unless one hold is in force. In front of a command, or of a user's script, whose
--- own keys and arguments follow those named here.
+-- guarded: ends the script with an error unless the given hold is in force. Precedes `guarded_call` or a user's script; the
+-- keys and arguments of the command or script follow those named here.
 --
 -- KEYS[1]  lock   hash: owner -> hold count; of a permit, sorted set: id -> epoch ms at which it expires
 -- KEYS[2]  life   string that lives as long as a read hold; for any other hold, KEYS[1] again
 -- ARGV[1]  hold   the field of the hash, or the id of the permit
 -- ARGV[2]  kind   "permit", or "lock"
 --
--- Returns  an error with the code NOTHELD, and nothing is executed: "gone" if nobody has it, "taken" if somebody else has.
---          The text ends with the hold, of a permit in hexadecimal digits, so that no error of the user's script is taken for
---          this one
+-- Returns  if the hold is not in force, an error with the code NOTHELD, and nothing else is executed: "taken" if somebody else
+--          has the lock, otherwise (and for any permit) "gone". The text ends with the hold (a permit's id in hexadecimal
+--          digits), so that no error of the user's script is mistaken for this error
 --
--- Keeps    all keys as they are. The code below is put on the first line of a user's script, so it has no comments
+-- Keeps    all keys as they are. The code below is joined to one line and put before a user's script, so it has no comments
 do
   local held
   if ARGV[2] == 'permit' then

@@ -1,12 +1,13 @@
--- lock: tells a lock's hash from any other hash. In front of each script that may find another hash.
+-- lock: tells a lock's hash from any other hash. Precedes each script that uses it.
 --
 -- KEYS[1]  lock  hash: owner -> hold count; of a read-write lock also mode -> read or write
 
--- A random field decides about a hash of more than FEW fields, and no check reads many more than SOME.
+-- In a hash of more than FEW fields one random field decides, if possible and unless the hash is to be deleted. No check reads
+-- many more than SOME fields.
 local FEW, SOME = 8, 128
 
--- Whether a field is a hold's: "<uuid>:<number>", followed by ":write" for a write hold, with a count as its value. The
--- fields of Redisson's transactions end with the transaction's number in hexadecimal digits.
+-- Whether a field is a hold's: "<uuid>:<number>", followed by ":write" for a write hold, with a count as its value. Redisson's
+-- transactions append ':' and a number in hexadecimal digits to either form.
 local function is_hold(field, count)
   local behind = string.match(field, '^%x+%-%x+%-%x+%-%x+%-%x+:%-?%d+(.*)$')
   local is_known = behind == '' or behind == ':write' or behind and string.find(string.gsub(behind, '^:write', ''), '^:%x+$')
@@ -18,9 +19,9 @@ local function not_a(kind)
 end
 
 -- Returns the error for a hash that is not a lock of this kind ("lock" or "read-write lock"), or nil. The fields decide and
--- not the TTL, which Redisson can remove. Any field of another application's hash shows that it is no lock, except a field named
--- `mode`. The argument `mode` is the lock's mode, if the script has read it. `is_deleted` says that the script will delete
--- the hash, so more fields are read.
+-- not the TTL, which Redisson can remove. Every field of another application's hash shows that the hash is no lock, unless the
+-- field is named `mode`. The argument `mode` is the lock's mode, if the script has read it. `is_deleted`: the script will
+-- delete the hash, so one random field is not enough.
 local function no_lock(kind, mode, is_deleted)
   local count, fields = redis.call('hlen', KEYS[1]), nil
   -- `pcall`: for a user without the right to HRANDFIELD, more fields decide.

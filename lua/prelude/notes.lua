@@ -1,20 +1,20 @@
--- notes: whose turn it is among the readers and writers that wait; a key for each side notes one of its waiters. Precedes
+-- notes: whose turn it is among waiting readers and writers. Each side has a key, its note, with one of its waiters. Precedes
 -- both acquire scripts of read-write locks.
 --
 -- KEYS[2]  note      string: the noted waiter of this side; expires when that waiter counts as gone
 -- KEYS[3]  other     the same of the other side
--- ARGV[1]  waiter    the field of the hold that this waiter wants; the same in all its requests, but new after a request
---                    without a reply
+-- ARGV[1]  waiter    the field of the hold that this waiter wants; stays the same until a request gets no reply, then a new
+--                    one is used
 -- ARGV[2]  behind    the waiter of the other side that was noted when this one first asked; that waiter goes first for as
 --                    long as it is noted. '?' in a first request, '' if this waiter is behind nobody
--- ARGV[3]  note_ms   integer >= 0; how long the note lives, if this request makes or extends it
+-- ARGV[3]  note_ms   integer >= 0; how long the note lives, if this request makes or extends it; 0: it does neither
 -- ARGV[4]  again_ms  integer > 0; after how long this waiter asks again, which extends its note
 
 local waiter, behind, note_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
--- These come first because they fail, before anything is written, if a key holds another type.
+-- These reads come first: if a key holds another type, they fail before anything is written.
 local noted, other = redis.call('get', KEYS[2]), redis.call('get', KEYS[3])
--- In how many ms each note is gone. A note without a TTL is not ours (PTTL -1 makes 0 here), and counts as none.
+-- After how many ms each note is gone. A note without a TTL is not ours (PTTL -1 makes 0 here), and counts as none.
 local noted_ms = noted and redis.call('pttl', KEYS[2]) + 1
 local other_ms = other and redis.call('pttl', KEYS[3]) + 1
 noted, other = noted_ms ~= 0 and noted, other_ms ~= 0 and other
@@ -25,8 +25,8 @@ elseif behind ~= other then
   behind = ''
 end
 
--- The reply to a waiter that has to wait: it asks again in `ms` at the latest (-1: not known). Also notes the waiter if this
--- side has no note, and extends the note if it is the waiter's own.
+-- The reply to a waiter that has to wait: it asks again in `ms`, when the obstacle ends (-1: not known), or earlier for a
+-- note. Also notes the waiter if this side has no note, and extends the note if it is the waiter's own.
 local function refused(ms)
   local look_ms = noted and noted_ms
   if note_ms > 0 and (not noted or noted == waiter) then

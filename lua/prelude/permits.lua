@@ -4,9 +4,9 @@
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 
--- Returns the error for a key of another type, or else nil and four values: how many permits are available, the time in
--- epoch ms, how many permits have expired (`over`), how many of those this run of the script puts back (`back`). A million
--- may have expired, so one run puts back at most 1,000.
+-- Returns an error for a key of another type. Otherwise nil, and: how many permits are available (nil without the number); the
+-- time in epoch ms; how many permits have expired (`over`); how many of these this run puts back (`back`). A million may have
+-- expired, so one run puts back at most 1,000.
 local function look()
   local available = redis.call('get', KEYS[1])
   local time = redis.call('time')
@@ -23,7 +23,7 @@ local function look()
   return nil, available, now, over, math.min(over, 1000)
 end
 
--- Scores below 0 are no permits, as for Redisson.
+-- A member with a score below 0 is no permit, in Redisson too, so it is skipped.
 local function remove_expired(back)
   if back > 0 then
     local first = redis.call('zcount', KEYS[2], '-inf', '(0')
@@ -31,13 +31,14 @@ local function remove_expired(back)
   end
 end
 
--- The message is at most the largest `int` of Java. For a user without rights on the channel all else is done; waiters then
--- poll.
+-- The message is the available number, capped at the largest `int` of Java. `pcall`: a user without rights on the channel
+-- still does all the rest; waiters then poll.
 local function notify(available)
   return available > 0 and redis.pcall('publish', KEYS[3], string.format('%.0f', math.min(available, 2147483647)))
 end
 
--- Puts `back` expired permits back; the result is how many are available then. A deleted number is not created again.
+-- Puts `back` expired permits back; the result is how many are available then. If KEYS[1] was deleted (`available` is nil), it
+-- is not created again.
 local function return_expired(available, back)
   remove_expired(back)
   if back > 0 and available then

@@ -1,12 +1,12 @@
 --!df flags=allow-undeclared-keys
--- readers: which readers of a read-write lock live. In front of `rw_read_release`, which removes dead readers. It is the
+-- readers: which readers of a read-write lock are alive. In front of `rw_read_release`, which removes dead readers. It is the
 -- first prelude there, because Dragonfly reads a flag only in the first line of a script.
 --
--- Redisson's format has a key for each read hold, and only the hash says which readers there are. So these keys cannot be
--- among KEYS. They are in the lock's slot; no other keys are undeclared. Dragonfly needs the flag above for that; for other
--- servers the flag is a comment.
+-- Redisson's format has a key for each read hold. The client does not know the readers, since only the hash lists them, so it
+-- cannot name these keys in KEYS. They are in the lock's slot, and are the only undeclared keys. Dragonfly allows such keys
+-- only with the flag in the first line; for other servers the flag is a comment.
 
--- How many keys of holds one call reads, so that a huge hash does not block the server.
+-- How many keys of holds this run may still read, so that a huge hash does not block the server.
 local holds_to_look_at = 1000
 
 -- How long a reader lives on: -2 if it is dead, nil if the answer would take too many reads. PTTL is 0 in the last

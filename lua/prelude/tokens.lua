@@ -4,8 +4,8 @@
 
 -- Returns the error for a counter that is not an integer, or nil and the first and the last of up to `count` tokens. Tokens
 -- only increase. A token is at least the server's time in microseconds. Unless the clock is set back, the last token is
--- ahead of it by fewer microseconds than the largest `count` in use. The counter lives for `token_ttl_ms` after its last
--- use, without an end if that is 0.
+-- ahead of it by fewer microseconds than the largest `count` in use. The counter lives for `token_ttl_ms` after its last use,
+-- or longer (see below); forever if `token_ttl_ms` is 0.
 local function draw(count, token_ttl_ms)
   local token = redis.call('get', KEYS[2]) or '0'
   if token ~= '0' and not string.find(token, '^%-?[1-9]%d*$') then
@@ -14,9 +14,9 @@ local function draw(count, token_ttl_ms)
   local first
   local last = tonumber(token)
   if last + count < 2 ^ 53 then
-    -- Tokens are not below the server's clock in microseconds, so a counter that expired, was evicted or came back from an old
-    -- copy still goes forward. Their lead over the clock is kept short, because a counter that is lost
-    -- starts again at the clock, without that lead.
+    -- Tokens are not below the clock, so they increase even if the counter expired, was evicted or came back from an old
+    -- copy. Their lead over the clock is kept short, because a counter that is lost starts again at the clock, without
+    -- that lead.
     local time = redis.call('time')
     local now = time[1] * 1000000 + time[2]
     first = math.max(last + 1, now)

@@ -7,8 +7,8 @@
 //!                      └─ its time is over: gone, or taken by the next owner
 //! ```
 //!
-//! Once the hold is adopted, no hash has the old number, so renewals, releases and guarded commands that the former
-//! holder still sends find nothing.
+//! Once the hold is adopted, Redis no longer has the old number, so renewals, releases and guarded commands that the
+//! former holder still sends find nothing.
 
 use crate::net::text::Digits;
 use crate::protocol::keys;

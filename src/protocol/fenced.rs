@@ -25,13 +25,13 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     )
 }
 
-/// Asks for the last token; read by [`script::last_token`].
+/// Asks for the last token. [`script::last_token`] reads the reply.
 pub(crate) fn last_token(of: &Protocol) -> Request {
     let counter = keys::fenced_token(of.key());
     Request::command("asking for the last token", &["GET", &counter])
 }
 
-/// Asks who holds, and for the last token; read by [`script::holder`].
+/// Asks who holds the lock, and for the last token. [`script::holder`] reads the reply.
 pub(crate) fn holder(of: &Protocol) -> Request {
     let token = keys::fenced_token(of.key());
     let keys = [of.key(), &token];

@@ -15,7 +15,7 @@ use crate::protocol::script::{self, Request, Script};
 
 pub(crate) use crate::error::RUNNING;
 
-/// How many keys or arguments are possible: Lua unpacks no more than 8,000 values.
+/// The most keys, or arguments, of the user: Lua unpacks at most about 8,000 values.
 const MOST: usize = 7_900;
 
 /// Restores the `KEYS` and `ARGV` of the user's script, without the first two of each, which belong to the check.
@@ -39,8 +39,8 @@ pub(crate) fn wrapped(text: &str) -> Arc<Script> {
     Arc::new(Script::new(&format!("{first}{} {rest}", check.join(" "))))
 }
 
-/// Why the hold of this owner is over, if an error says that it is. A user's script may return
-/// the same code, but not with the owner after it.
+/// Why the hold of this owner is over, if an error says that it is. A user's script may return an error with the same
+/// code, but not with this owner in it.
 pub(crate) fn not_held(refusal: &RedisError, owner: &str) -> Option<LossReason> {
     if refusal.code() != Some("NOTHELD") {
         return None;
@@ -144,7 +144,7 @@ fn is_about_connection(name: &[u8]) -> bool {
     words.any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
 }
 
-/// The keys among a command's arguments, which include its name.
+/// The keys among these arguments; the first argument is the command's name.
 ///
 /// Source: the key specifications of Redis, <https://redis.io/docs/latest/develop/reference/key-specs/>. A command
 /// that is not listed here is taken to have one key, in front. If it has others, the server rejects those in another
@@ -160,7 +160,7 @@ fn keys_of<'a>(args: &[&'a [u8]]) -> Vec<&'a [u8]> {
         let count = args.get(at).and_then(|n| std::str::from_utf8(n).ok());
         some(at + 1, count.and_then(|n| n.parse().ok()).unwrap_or(0))
     };
-    // The first key, and the values of these options, which start at `at`.
+    // The first key, and the values of the options with these names. The options start at `at`.
     let and_options = |at: usize, words: &[&str]| {
         let named = options(args, at, words).flat_map(|at| some(at + 1, 1));
         some(1, 1).into_iter().chain(named).collect()
@@ -203,7 +203,7 @@ fn keys_of<'a>(args: &[&'a [u8]]) -> Vec<&'a [u8]> {
 
 /// The positions of the options with these names, among the arguments from `at` on.
 fn options(args: &[&[u8]], mut at: usize, words: &[&str]) -> impl Iterator<Item = usize> {
-    /// Options that have this many values. A value may look like an option.
+    /// Options that have this many values. The values are skipped, since one may look like an option.
     const WITH_VALUES: &[(&str, usize)] = &[
         ("AUTH", 1),
         ("AUTH2", 2),

@@ -15,18 +15,18 @@ use crate::protocol::keys;
 use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 
 /// How many answered requests about one object, and how many pending ones, are remembered until their keys can be deleted.
-/// Of more answered requests, the later ones are not remembered; of more pending ones, the earlier ones are forgotten. Their
-/// keys expire.
+/// Beyond that, answered requests are not added, and the earliest pending ones are dropped. Their keys expire.
 const MOST: usize = 64;
 
-/// The number of objects with remembered requests. At one more, all are forgotten, and their keys expire.
+/// The number of objects with remembered requests. Before one more is added, all are forgotten, and the keys of their
+/// requests expire.
 const OBJECTS: usize = 1024;
 
 /// How many keys one request deletes, once there are so many. Deleting them one at a time costs more.
 pub(crate) const FORGET: usize = 4;
 
-/// A client's requests whose keys can be deleted before they expire, by the key of the object. While this mutex is
-/// held, no mutex is locked but that of a call.
+/// A client's requests whose keys can be deleted before they expire; the map's keys are those of the objects. While this
+/// mutex is held, only the mutex of a call may be locked.
 #[derive(Default)]
 pub(crate) struct IdempotencyKeys(Mutex<HashMap<String, ObjectRequests>>);
 
@@ -142,7 +142,7 @@ impl RequestKeys {
         &self.keys[0]
     }
 
-    /// All keys for a script: `first`, then these.
+    /// All keys for a script: `first`, then those of the request.
     pub(super) fn after<'a>(&'a self, first: &[&'a str]) -> Vec<&'a str> {
         let own_keys = self.keys.iter().map(String::as_str);
         first.iter().copied().chain(own_keys).collect()

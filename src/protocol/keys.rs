@@ -71,7 +71,7 @@ pub(crate) fn fair_queue(key: &str) -> String {
     prefixed("redisson_lock_queue", key)
 }
 
-/// When each waiter in the queue counts as dead for Redisson.
+/// The key of the moments from which the waiters in the queue count as dead for Redisson.
 pub(crate) fn fair_timeouts(key: &str) -> String {
     prefixed("redisson_lock_timeout", key)
 }
@@ -91,7 +91,8 @@ pub(crate) fn rw_channel(key: &str) -> String {
     prefixed("redisson_rwlock", key)
 }
 
-/// The note of a waiting reader or writer of the read-write lock at `key`. Redisson does not know this key.
+/// The key that notes a waiting reader or writer of the read-write lock at `key`: see `lua/prelude/notes.lua`. Redisson
+/// does not know this key.
 pub(crate) fn rw_note(key: &str, mode: Mode) -> String {
     let side = match mode {
         Mode::Shared => "reader",
@@ -100,7 +101,7 @@ pub(crate) fn rw_note(key: &str, mode: Mode) -> String {
     format!("{}:{side}", rw_channel(key))
 }
 
-/// The start of the keys of all read holds of the lock at `key`.
+/// The prefix of the keys of all read holds of the lock at `key`.
 pub(crate) fn rw_holds(key: &str) -> String {
     suffixed(key, "")
 }
@@ -117,7 +118,7 @@ pub(crate) fn permit_timeouts(key: &str) -> String {
 
 /// The channel on which it is announced that the latch at `key` was opened or set.
 ///
-/// Source: `RedissonCountDownLatch`. In contrast to other names, this one has braces even if the key has some.
+/// Source: `RedissonCountDownLatch`. In contrast to other names, this one gets braces even if the key contains braces.
 pub(crate) fn latch_channel(key: &str) -> String {
     format!("redisson_countdownlatch__channel__{{{key}}}")
 }

@@ -1,8 +1,8 @@
 //! The kinds of locks, and the requests of one lock.
 //!
-//! A [`Kind`] is data: its properties, and its differences from a plain lock. Shared code asks about these properties, not
-//! which kind it is. So in this folder a new kind is a file of its own and a line in [`KINDS`](super::KINDS). The guide's
-//! page on the architecture lists the other places.
+//! A [`Kind`] is data: the properties of a kind, and its differences from a plain lock. Shared code tests these
+//! properties, not of which kind a lock is. So in this folder a new kind is a file of its own and a line in
+//! [`KINDS`](super::KINDS). The guide's page on the architecture lists the other places.
 
 pub(super) use crate::error::RELEASING;
 use std::fmt;
@@ -45,8 +45,9 @@ pub struct Kind {
     /// Lets a hold end after a while instead of now.
     pub(crate) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &RenewalArgs<'_>) -> Request,
-    /// Reads the reply to a renewal. The number is the permit's end by the last reply, and is updated. `None`: somebody has
-    /// changed that end, so the permit was not renewed, and the renewal must be sent again.
+    /// Reads the reply to a renewal. For permits: the number is the moment at which the permit ends according to the last
+    /// reply, and is updated. `None`: somebody has changed that end, so the permit was not renewed, and the renewal must
+    /// be sent again.
     pub(crate) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     /// Confirms these places in the queue, for kinds whose queue is in Redis.
     pub(crate) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,
@@ -180,7 +181,7 @@ impl Keyspace<'_> {
 /// The keys, channels and requests of one lock. Small, since there is one for each lock that is held.
 pub(crate) struct Protocol {
     kind: &'static Kind,
-    /// The first key of all scripts of this lock.
+    /// The lock's own key; its other keys and its channel are derived from it.
     key: Arc<str>,
     more: Option<Box<More>>,
 }
@@ -319,25 +320,25 @@ pub(crate) struct RenewalArgs<'a> {
     pub(crate) mode: Mode,
     pub(crate) owner: &'a [u8],
     pub(crate) lease: Duration,
-    /// How many holds the holder has.
+    /// How often the holder has the lock now: the hold's new count in Redis.
     pub(crate) count: u32,
     /// When the permit ends, in milliseconds by the server's clock. A permit that ends at another time is not
     /// renewed. Zero for locks.
     pub(crate) ends_at: i64,
 }
 
-/// The arguments of an acquire. Each kind sends those that its script has.
+/// The arguments of an acquire. Each kind sends those that its script takes.
 pub(crate) struct AcquireArgs<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) lease: Duration,
     pub(crate) mode: Mode,
-    /// The owner of the write hold below which a read hold is requested.
+    /// The owner of this thread's write hold, if the thread asks for a read hold as well.
     pub(crate) under: Option<&'a str>,
     pub(crate) note: Note<'a>,
     pub(crate) place: Place,
     /// How many tokens to draw.
     pub(crate) tokens: u64,
-    /// How long their counter is kept; zero for forever.
+    /// How long the token counter is kept after its last use; zero for forever.
     pub(crate) token_ttl: Duration,
     /// How long a node must have been up to take part.
     pub(crate) up_for: Duration,
@@ -366,7 +367,8 @@ impl<'a> AcquireArgs<'a> {
 /// A note by which readers and writers take turns: see `lua/prelude/notes.lua`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Note<'a> {
-    /// The waiter of the other side that goes first; [`FIRST`](Self::FIRST) if this waiter has not asked before.
+    /// The waiter of the other side that goes first; empty if there is none; [`FIRST`](Self::FIRST) if this waiter has not
+    /// asked before.
     pub(crate) behind: &'a str,
     /// How long the note lives; zero for no note.
     pub(crate) lives: Duration,
@@ -375,7 +377,7 @@ pub(crate) struct Note<'a> {
 impl Note<'_> {
     pub(crate) const FIRST: &'static str = "?";
 
-    /// The note of a lock without notes.
+    /// No note, for locks that have none.
     pub(crate) const NONE: Self = Self {
         behind: "",
         lives: Duration::ZERO,

@@ -15,7 +15,8 @@ pub(crate) static KIND: Kind = Kind {
 
 /// How long the mark of a round is kept while the latch is closed.
 ///
-/// By the mark, a waiter that missed both the end of its round and the start of the next sees that its round is over.
+/// A waiter may miss both the end of its round and the start of the next. The changed mark then shows it that its round is
+/// over.
 const ROUND: Duration = Duration::from_secs(24 * 3600);
 
 /// How long the mark that was written at the opening is kept. If a Redisson client sets the next count, it writes no mark. A
@@ -23,7 +24,7 @@ const ROUND: Duration = Duration::from_secs(24 * 3600);
 /// waiter remembers, and so shows that its round is over.
 const OPEN_ROUND: Duration = Duration::from_secs(60);
 
-/// A change of a latch. Each counts once.
+/// A change of a latch. Each takes effect once, however often it is sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LatchChange {
     /// Sets the count, unless one is set.

@@ -64,9 +64,9 @@ impl PermitId {
         Self(uuid::Uuid::new_v4().into_bytes())
     }
 
-    /// The id with these digits, if they are one.
+    /// The id that these 32 hexadecimal digits stand for; `None` for any other text.
     pub(crate) fn parse(written: &str) -> Option<Self> {
-        // With other lengths, `try_parse` accepts hyphens and braces.
+        // `try_parse` also accepts longer texts with hyphens or braces, which no permit id has.
         let digits = (written.len() == 32).then_some(written)?;
         let id = uuid::Uuid::try_parse(digits).ok()?;
         Some(Self(id.into_bytes()))
@@ -83,7 +83,8 @@ std::thread_local! {
     static THREAD: u64 = draw_thread();
 }
 
-/// Draws the number of a thread, or of a caller that is no thread. No other has it.
+/// Draws a number for a thread, or for something that locks as if it were a thread of its own (an owned guard, a ticket,
+/// an election). No number is drawn twice.
 pub(crate) fn draw_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

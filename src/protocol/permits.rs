@@ -112,7 +112,7 @@ pub(crate) fn release_ids(
     request(of, RELEASING, script, Some(keys), &args)
 }
 
-/// Reads the reply to [`release_ids`] with so many ids: for each whether it was taken.
+/// Reads the reply to [`release_ids`] with `count` ids: whether each was taken.
 pub(crate) fn read_released(reply: Value, count: usize) -> Result<Vec<bool>, Unexpected> {
     match reply {
         Value::BulkString(letters) if letters.len() == count => {

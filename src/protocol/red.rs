@@ -16,8 +16,8 @@ pub(crate) static KIND: Kind = Kind {
         let doing = "undoing an acquire";
         Request::script(doing, &script::LOCK_RELEASE, &[of.key()], &[owner])
     },
-    // After a loss as forced or taken over, too few nodes keep their parts, and the parts that are left protect nothing. So
-    // they are released at once. After any other loss the guard releases them.
+    // If the hold was lost because it was forced or taken over, too few nodes keep their parts, and the parts that are
+    // left protect nothing. So they are released at once. After any other loss the guard releases them.
     is_given_back_when_lost: |_, reason| {
         matches!(reason, LossReason::Forced | LossReason::TakenOver)
     },

@@ -47,7 +47,7 @@ fn state(of: &Protocol, doing: &'static str, query: &str) -> Request {
     Request::script(doing, &script::RW_STATE, &[of.key()], &[query])
 }
 
-/// The key that lives for as long as a read hold. Each owner of this crate has one read hold.
+/// The key that lives for as long as a read hold. It ends in `1` because each owner of this crate has only one read hold.
 fn hold_key(of: &Protocol, owner: &[u8]) -> String {
     let owner = String::from_utf8_lossy(owner);
     format!("{}{owner}:rwlock_timeout:1", keys::rw_holds(of.key()))
@@ -84,7 +84,7 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     }
 }
 
-/// Given the `note` of its side, undoes an acquire.
+/// Releases a hold; with `note`, the note of the hold's side, undoes an acquire.
 fn release(of: &Protocol, mode: Mode, owner: &[u8], note: Option<&str>) -> Request {
     let channel = of.channel();
     let keys = [of.key(), &channel].into_iter();

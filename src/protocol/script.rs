@@ -1,4 +1,4 @@
-//! The Lua scripts, ready to be sent, and their replies, which this file turns into enums.
+//! The Lua scripts, ready to be sent, and the functions that read their replies.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl std::fmt::Display for Unexpected {
 
 impl std::error::Error for Unexpected {}
 
-/// The reply of a fair acquire to a waiter that has lost its place in the queue.
+/// The reply of a fair acquire to a waiter that has lost its place in the queue, or has given it up.
 pub(crate) const PLACE_LOST: Value = Value::Int(-3);
 
 /// The outcome of an acquire.
@@ -45,7 +45,7 @@ pub(crate) enum AcquireReply {
     Taken {
         /// The first and the last of the tokens that were drawn, if the lock has tokens.
         tokens: Option<(u64, u64)>,
-        /// For a reader: the rest of the lock's time to live, if the lock was not free.
+        /// For a reader: how long the lock would have lived without this grant; `None` if the lock was free or had no end.
         ttl_left: Option<Duration>,
     },
     /// The lock is taken.
@@ -58,7 +58,7 @@ pub(crate) enum AcquireReply {
     },
 }
 
-/// Reads the reply to an acquire. With `has_tokens`, a grant without a token is unexpected, and the reverse.
+/// Reads the reply to an acquire. A grant must have tokens if `has_tokens`, and must have none otherwise.
 pub(crate) fn acquired(reply: Value, has_tokens: bool) -> Result<AcquireReply, Unexpected> {
     let acquired = match &reply {
         &PLACE_LOST => None,
@@ -116,7 +116,8 @@ pub(crate) fn acquired_in_turn(reply: Value) -> Result<AcquireReply, Unexpected>
 pub(crate) enum PermitsAcquired {
     /// The caller has the permits until `ends_at`, in milliseconds by the server's clock.
     Taken { ends_at: i64 },
-    /// Too few permits are available. After `retry_after`, enough leases may have ended; `None` if none of them ends.
+    /// Too few permits are available. After `retry_after`, enough leases may have ended; `None` if too few ever end, or if
+    /// no number is set.
     TooFew {
         retry_after: Option<Duration>,
         /// Whether the number of permits was set.
@@ -174,8 +175,8 @@ pub(crate) fn renewed(reply: &Value) -> Result<Renewed, Unexpected> {
     }
 }
 
-/// The time that the lock's key had left when a read hold was renewed, if another client had made it shorter than
-/// this hold. Meaningless for a permit, whose reply is its end.
+/// How long the lock's key had left when a read hold was renewed, if another client had shortened that to less than the
+/// hold needs. Meaningless for a permit: there the reply is the moment at which the permit ends.
 pub(crate) fn shortened_to(reply: &Value) -> Option<Duration> {
     match reply {
         Value::Int(ms @ 2..) => span(*ms),
@@ -189,7 +190,7 @@ pub(crate) type Adopted = Result<Option<(u64, u64)>, LossReason>;
 pub(crate) fn adopted(reply: Value, has_tokens: bool) -> Result<Adopted, Unexpected> {
     match reply {
         Value::Int(1) if !has_tokens => Ok(Ok(None)),
-        // Why the lock is free is unknown: most tickets that are too late have expired.
+        // Why the lock is free is unknown. `Expired` is the likeliest: the ticket came too late.
         Value::Int(0) => Ok(Err(LossReason::Expired)),
         Value::Int(-1) => Ok(Err(LossReason::TakenOver)),
         Value::Array(_) => match acquired(reply, has_tokens)? {

@@ -49,7 +49,7 @@ pub(crate) fn undo(of: &Protocol, keys: &RequestKeys) -> Request {
     )
 }
 
-/// Returns permits, if a semaphore of this name exists: perhaps a later one than that from which they came.
+/// Returns permits if a semaphore of this name exists, even if it was created after these permits were acquired.
 pub(crate) fn release(of: &Protocol, keys: &RequestKeys, permits: u64) -> Request {
     let action = ("releasing permits", &script::SEMAPHORE_RELEASE);
     let args = [&*Digits::of(permits), &keys.keep_ms, "0"];
@@ -63,7 +63,7 @@ pub(crate) fn add(of: &Protocol, keys: &RequestKeys, permits: i64) -> Request {
     request(of, keys, true, action, &args)
 }
 
-/// Creates the semaphore, unless it exists, with a time to live unless `ttl` is zero.
+/// Creates the semaphore if it does not exist. If `ttl` is not zero, the semaphore expires after that time.
 pub(crate) fn set(of: &Protocol, keys: &RequestKeys, permits: u32, ttl: Duration) -> Request {
     let (permits, ttl) = (Digits::of(permits), Digits::of(lease_ms(ttl)));
     let action = ("setting permits", &script::SEMAPHORE_SET);

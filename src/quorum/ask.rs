@@ -16,12 +16,13 @@
 //! An attempt that fails releases what it was granted. The nodes announce that release in two cases:
 //!
 //! - A majority may have kept the lock for the attempt, for example if the grant came too late.
-//! - The caller does not ask again: it tries only once, or the time for this question may end during its next pause (at most
-//!   0.8 s). Other callers may have been refused because of the minority that the attempt had for a moment, and wait for a message.
+//! - The caller does not ask again: it tries only once, it has to stop, or the time for this request may end during the
+//!   caller's next pause (at most 0.8 s). Other callers may have been refused because of the minority that the attempt had
+//!   for a moment, and wait for a message.
 //!
-//! Otherwise the release is silent, which spares the waiters useless questions: one of the callers that ask again gets
-//! the lock, and announces its release later. If such a caller gives up during its pause, the waiters find the lock free
-//! when they ask again by themselves.
+//! Otherwise the release is silent, which spares the waiters useless questions: one of the callers that ask again gets the
+//! lock, and announces its release later. If such a caller gives up during its pause, the waiters find the lock free when
+//! they ask again by themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,8 +61,8 @@ pub(crate) struct Quorum {
 pub(crate) struct Busy {
     /// After what time it is worth asking again although nothing was announced; `None` if that is unknown.
     pub(crate) retry_after: Option<Duration>,
-    /// Several contenders ask several servers at the same time, and each may have been granted too few of them, so
-    /// perhaps nobody has the lock. All ask again after a short pause. Until then there may be no announcement.
+    /// Whether perhaps nobody has the lock: contenders that ask at the same time may each have been granted too few
+    /// servers. All ask again after a short pause. Meanwhile perhaps nothing is announced.
     pub(crate) is_contested: bool,
 }
 
@@ -81,16 +82,16 @@ pub(crate) enum QuorumReply {
 pub(crate) struct QuorumRequest {
     pub(crate) lease: LeasePolicy,
     pub(crate) ttl: Duration,
-    /// How long a server must have been up to count.
+    /// How long a server must have been running to take part; zero for any time.
     pub(crate) up_for: Duration,
-    /// Within what time the caller asks again if others hold the lock; `None` if it does not ask again.
+    /// The longest pause before the caller asks again after a contested round; `None` if the caller does not ask again.
     pub(crate) asks_again_in: Option<Duration>,
     /// The caller was refused, and no release was announced since, so looking is cheaper than asking.
     pub(crate) is_busy: bool,
 }
 
 impl Quorum {
-    /// Checks that the clients are connected to different masters, as far as these answer.
+    /// Checks that the clients are connected to different masters, as far as the masters answer.
     pub(crate) fn new(
         clients: Vec<Arc<SharedSession>>,
         name: &str,
@@ -173,7 +174,8 @@ impl Quorum {
         nodes.map(|node| (&node.session, node.entry.protocol.channel()))
     }
 
-    /// Asks all nodes once, and undoes the attempt unless it succeeds.
+    /// Asks all nodes once, and undoes the attempt if it fails. With `is_busy`, looks first, and asks only if the look
+    /// does not find the lock taken.
     pub(crate) fn ask(
         &self,
         entry: &Arc<Entry>,
@@ -182,7 +184,7 @@ impl Quorum {
         stop: &dyn Fn() -> bool,
     ) -> QuorumReply {
         let nodes = &self.nodes;
-        // Closing one of the clients waits for this attempt: until it is held, and thus armed, or undone.
+        // Closing one of the clients waits until this attempt is undone, or its hold is armed.
         let sessions = nodes.list.iter().map(|node| &node.session);
         let _contending: Vec<_> = sessions.map(|session| session.contending()).collect();
         if request.is_busy
@@ -223,11 +225,12 @@ impl Quorum {
         }
         let goes_on_after = |pause| !stop() && Instant::now() + pause < until;
         let asks_again = request.asks_again_in.is_some_and(goes_on_after);
-        // Nodes whose answer is still due get a release as well: on the connection it follows the acquire.
+        // Nodes whose answer is still due get a release as well. It follows the acquire on the same connection, so it is
+        // executed later.
         drop(quorum_hold.let_go(asks_again));
         quorum_hold.send();
         let busy = |_, value: &Value| matches!(value, Value::Int(_));
-        // A majority granted it, so only the time can have been too short.
+        // A majority granted the lock, so the only cause can be that too little of the lease was left.
         if nodes.majority.has(granted) {
             QuorumReply::GrantedTooLate
         } else if nodes.majority.has(granted + round.count(&busy)) {
@@ -237,9 +240,11 @@ impl Quorum {
         }
     }
 
-    /// How long a process lets others go first after its tenure, at least `shortest`; `None` if nobody listens.
+    /// How long this process lets others go first after its [tenure](crate::config::Config::tenure): from `shortest` to 50
+    /// ms; `None` if nobody listens.
     ///
-    /// The pause aims at four round trips, since others may check first and then ask.
+    /// Within these limits the pause is four times as long as the last granted round, since others may look first and then
+    /// ask.
     pub(crate) fn yield_for(&self, shortest: Duration) -> Option<Duration> {
         if self.nodes.notified() == Some(0) {
             return None;
@@ -258,7 +263,7 @@ impl Quorum {
         let ms = self.nodes.majority.bound(ttls).filter(|ms| *ms < i64::MAX);
         let free_in = ms.and_then(|ms| u64::try_from(ms).ok());
         QuorumReply::Busy(Busy {
-            // A little more, so that the other nodes are free as well.
+            // A little longer, since not all nodes become free at the same moment.
             retry_after: free_in.map(|ms| Duration::from_millis(ms) + PAUSE.0),
             is_contested,
         })
@@ -289,7 +294,6 @@ impl Quorum {
         });
         let answered = round.count(&|_, value| matches!(value, Value::Int(_)));
         let free = round.count(&free);
-        // Without the answers of a majority nothing is known, and the caller requests the lock.
         let is_busy = nodes.majority.has(answered) && !nodes.majority.has(free);
         is_busy.then(|| self.busy(&round, false))
     }
@@ -325,14 +329,14 @@ impl Quorum {
         Err(nodes.short(numbers.len(), round.replies))
     }
 
-    /// Whether fewer than a majority of the nodes are known to be free. Fails if fewer than a majority have answered.
+    /// Whether no majority of the nodes is known to be free. Fails if fewer than a majority have answered.
     pub(crate) fn is_locked(&self, until: Instant) -> std::result::Result<bool, Short> {
         let ttls = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
         let free = ttls.iter().filter(|ms| **ms == -2).count();
         Ok(!self.nodes.majority.has(free))
     }
 
-    /// In how many milliseconds a majority of nodes has the lock free if nobody renews; -1 for never, -2 for now.
+    /// In how many milliseconds the lock is free on a majority of the nodes, if nobody renews; -1 for never, -2 for now.
     pub(crate) fn remaining(&self, until: Instant) -> std::result::Result<i64, Short> {
         let ttls = self.survey(until, |protocol| (protocol.kind().remaining)(protocol))?;
         let never = |ms| if ms == -1 { i64::MAX } else { ms };

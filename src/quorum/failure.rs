@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// Whether a reply might have come with more time.
+    /// Whether, given more time, a reply might have come.
     pub(crate) fn is_unanswered(&self) -> bool {
         match self {
             Self::One(fault) => fault.is_unanswered(),
@@ -100,8 +100,8 @@ impl Short {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }
 
-    /// The round that explains best why there is no majority. As a rule that is this one. If this one was cut short and
-    /// its servers could still agree, the `previous` one explains more.
+    /// Of this failure and that of the `previous` round, the one that explains better why there is no majority. As a rule
+    /// that is this one. If this one was cut short and its servers could still agree, the `previous` one explains more.
     pub(crate) fn unless_cut_short(self, is_cut_short: bool, previous: Option<Self>) -> Self {
         match previous {
             Some(previous) if is_cut_short && !self.cannot_agree() => previous,

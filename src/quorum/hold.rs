@@ -1,7 +1,7 @@
-//! A hold that a majority of independent masters keeps: a [`QuorumHold`] of one ordinary [`Hold`] for each node, its
-//! *part*.
+//! A hold that a majority of independent masters keeps: a [`QuorumHold`] that consists of *parts*, one ordinary [`Hold`]
+//! for each node.
 //!
-//! Which parts count, and for how long, is drawn in [`parts`](crate::quorum::parts). Each part is on the schedule of
+//! A diagram in [`parts`](crate::quorum::parts) shows which parts count, and for how long. Each part is on the schedule of
 //! its node's watchdog, which renews it as any other hold, and reports the outcome here ([`Several`]).
 
 use std::sync::{Arc, Weak};
@@ -27,15 +27,15 @@ use crate::session::Session;
 
 /// A hold that several nodes keep.
 ///
-/// Rules, which [`ask`](crate::quorum::ask) and [`parts`](crate::quorum::parts) follow too; the model searches for a way to
-/// break them:
+/// [`ask`](crate::quorum::ask) and [`parts`](crate::quorum::parts) follow these rules as well. The tests in `model` search
+/// for a way to break these rules.
 ///
-/// 1. Each round has a number of its own, and asks each node once. So no late undo or release of another round can remove a
-///    part that was granted, and a renewal that finds the number proves that the node kept its part all the time.
+/// 1. Each round has a number of its own, and asks each node once. So no late undo or release of another round can remove
+///    a part of this one, and a renewal that finds the number proves that the node kept its part all the time.
 /// 2. An acquire of unknown outcome is undone, and its part is out. A part that is out never counts again.
-/// 3. A round ends once a majority has granted it. Nodes that have not answered by then are not released, and their grants
-///    count when they arrive, for a lease that began when their own request was sent. Otherwise every hold would rest on a
-///    bare majority.
+/// 3. A round ends once a majority has granted it. Nodes that have not answered by then get no release. A grant that
+///    arrives later counts, with a lease that began when the request to that node was sent. If late grants did not count,
+///    every hold would rest on a bare majority.
 /// 4. Each part counts towards the majority until its own validity ends. With fewer than a majority the hold is lost, at
 ///    once and for good.
 /// 5. Mutexes are taken in this order: an entry's, `state`, those of holds, schedules and connections. With `state` locked no
@@ -71,7 +71,7 @@ struct NodeRequests {
     may_be_kept: bool,
 }
 
-/// The lease of a part: the whole has the `max_hold`, and its parts are renewed while it is held.
+/// The lease of a part. Only the whole has a `max_hold`: the parts are renewed for as long as the whole is held.
 fn without_max(lease: LeasePolicy) -> LeasePolicy {
     match lease {
         LeasePolicy::Renewed { .. } => LeasePolicy::Renewed { max_hold: None },
@@ -80,8 +80,7 @@ fn without_max(lease: LeasePolicy) -> LeasePolicy {
 }
 
 impl QuorumHold {
-    /// A hold that is about to be requested, as the local lock and the guard will have it, with the parts that the
-    /// nodes keep.
+    /// A hold that is about to be requested, as two values: one with the parts, and one for the local lock and the guard.
     pub(crate) fn new(
         nodes: &Arc<QuorumNodes>,
         entry: &Arc<Entry>,
@@ -95,7 +94,7 @@ impl QuorumHold {
         let mut made = None;
         let hold = Arc::new_cyclic(|whole| {
             let part = |(index, node): (usize, &Node)| {
-                // The watchdog of each client orders its schedule by numbers of its own; all nodes know the part by the
+                // Each watchdog orders its schedule by numbers that its own client has drawn. In Redis every part has the
                 // number of the whole.
                 let schedule_number = node.session.owners.draw();
                 let entry = Arc::clone(&node.entry);
@@ -203,8 +202,8 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
-                // The connection was lost: rule 2. If the client gave up a socket that still worked, the undo follows the
-                // acquire there, provided that the socket took it. In all other cases the release of the whole hold
+                // The connection was lost: rule 2. If the client gave up a socket that still worked, and that socket
+                // accepted the undo, the undo follows the acquire on it. In all other cases the release of the whole hold
                 // removes what the node may keep.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
@@ -257,8 +256,8 @@ impl QuorumHold {
         is_lost
     }
 
-    /// Stores until when the hold is certain, after its parts have changed. `false` if too few parts are left, and the loss
-    /// has to be reported; a hold that is not granted yet, or has ended, has nothing to lose.
+    /// Stores until when the hold is certain, after its parts have changed. Returns `false` if too few parts are left: the
+    /// caller has to report the loss. `true` also for a hold that is not granted yet, or has ended.
     fn update_validity(&self, state: &mut QuorumState) -> bool {
         let hold = self.whole.upgrade().filter(|hold| hold.is_held());
         let Some(hold) = hold.filter(|_| state.parts.is_granted() && !state.let_go) else {
@@ -290,7 +289,7 @@ impl QuorumHold {
             return;
         };
         self.home().lose(&hold, why);
-        // A client that is being closed took the majority away. The parts that are left are released instead of kept
+        // The majority is lost because a client is being closed. The parts that are left are released instead of kept
         // until their leases end.
         if why == LossReason::Closed {
             self.home().give_back(&hold);
@@ -317,9 +316,9 @@ impl QuorumHold {
         let agreed = round.values().filter(agrees).count();
         let is_renewed = nodes.majority.has(agreed);
         let valid_until = self.whole.upgrade().map(|hold| hold.valid_until());
-        // During the round the majority may have been lost, or the client closed, which releases all parts. If another
-        // thread has marked the hold as lost, for example because `max_hold` elapsed, `has_ended` stays false: the caller
-        // finds the loss, and gives the hold back.
+        // During the round the majority may have been lost, or a client may have been closed and all parts released. If
+        // another thread has marked the hold as lost, for example because `max_hold` elapsed, `has_ended` stays false: the
+        // caller finds the loss, and gives the hold back.
         let has_ended = !self.update_validity(&mut state) || state.let_go;
         if is_renewed && !has_ended {
             self.set_policy(&state, again);
@@ -327,7 +326,7 @@ impl QuorumHold {
         drop(state);
         if has_ended {
             let is_taken = |value| matches!(renewed(value), Ok(Err(LossReason::TakenOver)));
-            // If the hold was lost or closed already, this reason is not used.
+            // If the hold was over already, `lose` ignores this reason.
             let lost = match round.values().any(|(_, value)| is_taken(value)) {
                 true => LossReason::TakenOver,
                 false => LossReason::Forced,
@@ -353,12 +352,12 @@ impl QuorumHold {
 
     /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Only calls to kept parts are stored. Rule 1's proof does not hold for a part whose acquire is unanswered, because the
-    /// undo of that acquire may run after this renewal.
+    /// Calls for other parts are not stored. Rule 1's proof does not hold for a part whose acquire is unanswered, because
+    /// the undo of that acquire may run after this renewal.
     ///
-    /// A stored call of an earlier round is overwritten, because this round asks the same question again. If the earlier
-    /// answer says that the part is lost, and this round gets none, the loss is found at the next renewal by the watchdog,
-    /// or when the part's validity ends.
+    /// A stored call of an earlier round is overwritten, because this round asks the same question again. If the
+    /// overwritten call would have reported a loss, and this round's call gets no answer, the watchdog's next renewal
+    /// finds the loss, or the part's validity ends.
     fn read_renewals(&self, state: &mut QuorumState, round: &Round, ttl: Duration) {
         self.read(state);
         for (node, call) in round.calls.iter().enumerate() {
@@ -414,8 +413,7 @@ impl QuorumHold {
             self.read(&mut state);
             let kept = state.asked.iter().filter(|asked| asked.may_be_kept).count();
             let was_held = state.parts.is_granted() || self.nodes.majority.has(kept);
-            // Silent if the caller asks again: see `ask`. Always announced if a majority may have kept
-            // the hold.
+            // Not announced if the caller asks again and no majority can have kept the hold: see `ask`.
             let announces = was_held || !asks_again;
             for node in 0..self.parts.len() {
                 let release = self.release_part(&state, node, announces);
@@ -449,7 +447,7 @@ impl QuorumHold {
             None if announces => protocol.release(part.mode, owner.as_bytes()),
             None => (protocol.kind().undo)(protocol, part.mode, owner.as_bytes()),
         };
-        // A release that finds no part is not reported: the majority counts.
+        // The release of a single part reports no loss: the replies of a majority decide (`wait_for_release`).
         release.info.undo = true;
         let call = Call::deferred(release);
         session.connection.submit(&call);
@@ -512,7 +510,7 @@ impl QuorumHold {
     }
 }
 
-/// The reply of a node to a release if the node does not keep the lock.
+/// The reply to a release that finds no lock. This reply is also used for a node whose part does not count.
 const GONE: Value = Value::Int(-1);
 
 impl Several for QuorumHold {

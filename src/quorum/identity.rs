@@ -1,5 +1,5 @@
-//! The identity of the servers to which clients are connected. Two addresses may lead to one server, and a master may
-//! become a replica.
+//! The identity of the servers to which clients are connected. Two addresses may lead to one server, which would count
+//! twice; and an address may lead to a replica.
 
 use std::result::Result as StdResult;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) enum Identity {
     Master(Arc<str>),
     /// Not a master, with its role.
     NoMaster(String),
-    /// The server has not answered, or the user may not ask it.
+    /// The server has not answered, or not named its role and `run_id`: the Redis user may lack the right to `INFO`.
     Unknown,
 }
 
@@ -49,8 +49,8 @@ impl Identity {
     }
 }
 
-/// Returns the identities of these servers. Asks those not known yet, all at the same time, if there is a connection,
-/// and waits for their replies until `until` or `stop`.
+/// Returns the identities of these servers. Asks those that are not known yet and have a connection, all at the same time,
+/// and waits for the replies until `until` or `stop`.
 pub(crate) fn of<'a>(
     sessions: impl IntoIterator<Item = &'a Arc<Session>>,
     until: Instant,
@@ -126,8 +126,8 @@ impl MastersCheck {
         Ok(masters)
     }
 
-    /// Asks the responding nodes whose present connection is unidentified, from time to time, until every node has been
-    /// identified once.
+    /// From time to time asks the responding nodes that were not identified over their present connection, until every
+    /// node has been identified once.
     ///
     /// A master that has become a replica needs no check: a replica rejects every acquire.
     ///

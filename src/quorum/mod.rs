@@ -4,12 +4,12 @@
 //! | --- | --- |
 //! | `tally` | majority arithmetic, and what a round of requests does next (pure) |
 //! | `parts` | which parts of a hold count, and how long a majority of them is certain (pure) |
-//! | `nodes` | the servers of a lock, and how one thread waits for several of them |
+//! | `nodes` | the servers of a lock, and the time limits and pauses of their requests |
 //! | `round` | one request to all nodes |
 //! | `ask` | requests for the lock, and questions about it |
 //! | `hold` | a hold of one part for each node, and its release |
 //! | `failure` | why one server, or too many of several, did not answer |
-//! | `identity` | which servers these are: each has to be a master of its own |
+//! | `identity` | whether the servers are different masters |
 
 pub(crate) mod ask;
 pub(crate) mod failure;

@@ -13,18 +13,18 @@ use crate::quorum::tally::Majority;
 use crate::session::Session;
 use crate::time;
 
-/// How long to wait for one node: the lease divided by the number, within these limits; never more than a quarter of the
-/// lease.
+/// How long to wait for one node: the lease divided by the first value, but between the second and the third; never more
+/// than a quarter of the lease.
 ///
-/// Source: the Redlock description in the Redis documentation asks for a time small against the lease, 5 to 50 ms of 10
-/// s. The limits here are longer, since a busy machine answers late, and since no thread waits for a node that is not
-/// needed.
+/// Source: the Redlock description in the Redis documentation asks for a time that is small beside the lease: 5 to 50 ms
+/// for a lease of 10 s. The limits here are longer, since a busy machine answers late, and since no thread waits for a
+/// node that is not needed.
 const NODE_TIMEOUT: (u32, Duration, Duration) =
     (20, Duration::from_millis(50), Duration::from_millis(500));
 
 /// The range of a random pause before a majority is requested again. While the lock stays contested, `Contest` doubles
-/// both ends. The lower end has a second use: a thread that waits for replies blocks on one connection for no longer than
-/// that before it reads the others.
+/// both ends. The lower end is also the longest time for which a waiting thread blocks on one connection before it reads
+/// the others.
 pub(crate) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(50));
 
@@ -48,7 +48,7 @@ pub(crate) struct Node {
 pub(crate) struct QuorumNodes {
     pub(crate) list: Vec<Node>,
     pub(crate) majority: Majority,
-    /// The latest releases, whose replies say whether anybody was notified.
+    /// The calls of the latest release and of the one before; their replies say how many processes were notified.
     released: Mutex<[Vec<Arc<Call>>; 2]>,
 }
 
@@ -61,8 +61,8 @@ impl QuorumNodes {
         }
     }
 
-    /// The nodes, nearest first, each with the time that an answer should take: as long as its greeting took (bench:
-    /// `distance -- uneven`).
+    /// The nodes, nearest first, each with the time that an answer should take: as long as the greeting on the node's
+    /// connection took (bench: `distance -- uneven`).
     pub(crate) fn by_distance(&self) -> Vec<(Duration, usize)> {
         let greeted_in = |node: &Node| node.session.connection.first().greeted_in();
         let mut nodes: Vec<_> = self.list.iter().map(greeted_in).zip(0..).collect();
@@ -70,7 +70,7 @@ impl QuorumNodes {
         nodes
     }
 
-    /// Stores the calls that release a hold. Memory only.
+    /// Stores the calls that release a hold. Sends nothing.
     pub(crate) fn record_release(&self, calls: impl Iterator<Item = Arc<Call>>) {
         let mut released = self.released.lock();
         released.swap(0, 1);
@@ -78,8 +78,8 @@ impl QuorumNodes {
         released[0].extend(calls);
     }
 
-    /// Returns how many processes the latest release has notified, according to the replies so far. If there is no such
-    /// reply yet, returns the number of the release before it.
+    /// Returns how many processes the latest release has notified, according to the replies so far. If none of these says
+    /// how many, returns the number of the release before it.
     pub(crate) fn notified(&self) -> Option<i64> {
         let released = self.released.lock();
         let mut latest = released.iter().map(|calls| {

@@ -20,7 +20,7 @@ use crate::quorum::tally::Majority;
 pub(crate) enum Part {
     /// The node was asked, and its answer may still arrive.
     Asked,
-    /// The node certainly keeps the part until then.
+    /// The node certainly keeps the part until this moment.
     Kept(Instant),
     Out,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// All nodes are asked.
+    /// The parts when all nodes are about to be asked.
     pub(crate) fn new(majority: Majority) -> Self {
         Self {
             majority,
@@ -56,9 +56,9 @@ impl Parts {
         matches!(self.parts[node], Part::Kept(_))
     }
 
-    /// A node has confirmed that it keeps its part until then; `false` if the part does not count.
+    /// A node has confirmed that it keeps its part until `until`; returns `false` if the part does not count.
     pub(crate) fn keep(&mut self, node: usize, until: Instant, now: Instant) -> bool {
-        // First, so that a part whose time is over, or the part of a lost hold, is out and stays out.
+        // Expires first, so that a part whose time is over, or any part of a lost hold, is out and stays out.
         self.expire(now);
         if self.parts[node] != Part::Out {
             self.parts[node] = Part::Kept(until);
@@ -106,8 +106,8 @@ impl Parts {
                 *part = Part::Out;
             }
         }
-        // Rule 4. With fewer than a majority another holder may have had the lock in between, so a late grant or
-        // renewal must not revive the hold.
+        // Rule 4. Once there was no majority, another holder may have had the lock, so a late grant or renewal must not
+        // revive the hold.
         if self.is_granted && !self.majority.has(self.untils().count()) {
             self.parts.fill(Part::Out);
         }

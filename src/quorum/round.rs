@@ -29,8 +29,8 @@ use crate::verdict::{RequestKind, Verdict, verdict};
 
 /// The state of the request to one node.
 pub(crate) enum NodeReply {
-    /// The request is not sent: there is no connection, or too many earlier requests are unanswered there. With the fault of
-    /// the last attempt, if there was one.
+    /// The request is not sent: there is no connection, or too many earlier requests are unanswered there. Has the last
+    /// fault of this node in the round, if there was one.
     Unsent(Option<Fault>),
     Pending,
     Came(Value),
@@ -46,14 +46,14 @@ impl NodeReply {
     }
 }
 
-/// The requests to all nodes.
+/// A round: the calls to all nodes, and their replies so far.
 pub(crate) struct Round {
     pub(crate) replies: Vec<NodeReply>,
     /// The calls that were sent, by node.
     pub(crate) calls: Vec<Option<Arc<Call>>>,
 }
 
-/// The question to all nodes.
+/// What a round sends to all nodes, and what it waits for.
 pub(crate) struct RoundRequest<'a> {
     pub(crate) goal: Goal,
     /// The lease of the hold, which limits how long the nodes may take.
@@ -94,12 +94,9 @@ impl Round {
 }
 
 impl QuorumNodes {
-    /// Asks all responding nodes at once. To the others it begins to connect in the background, and waits for them only if
+    /// Asks all responding nodes at once. Begins to connect to the others in the background, and waits for them only if
     /// the goal needs them. Ends when the goal is reached, when a majority has answered and the goal (except `All`) cannot
     /// be reached, when no node is left to wait for, when `stop` returns true, or when the time is up.
-    ///
-    /// A node without a connection, or with a reply overdue for too long, takes no time as long as the others are
-    /// enough; a connection is made in the background.
     pub(crate) fn round(&self, request: &RoundRequest<'_>) -> Round {
         let (n, timeout) = (self.list.len(), node_timeout(request.lease));
         let until = request.until.min(Instant::now() + timeout);
@@ -107,8 +104,8 @@ impl QuorumNodes {
             replies: (0..n).map(|_| NodeReply::Unsent(None)).collect(),
             calls: vec![None; n],
         };
-        // All callers ask in the same order. If several ask at the same time, the first at one node is likely to be the first
-        // at every node, so the nodes are not split between them.
+        // Callers that were given the nodes in the same order ask in that order. If several ask at the same time, the
+        // first at one node is likely to be the first at every node, so the nodes are not split between them.
         for node in 0..n {
             let session = &self.list[node].session;
             if session.is_closed() {
@@ -116,8 +113,8 @@ impl QuorumNodes {
                 continue;
             }
             let connection = session.connection.first();
-            // Rounds end with a majority, so replies to earlier rounds may be unread. With many of these, they are read first,
-            // as far as they have arrived; a node that still owes them is not asked now.
+            // Rounds end with a majority, so replies to earlier rounds may be unread. If many are unread, those that have
+            // arrived are read first; a node whose replies are still due is not asked now.
             let is_asked = connection.responds(timeout)
                 && connection
                     .wait_for_backlog(Instant::now(), request.stop)
@@ -154,8 +151,8 @@ impl QuorumNodes {
             }
             let is_pending = |node: usize| matches!(round.replies[node], NodeReply::Pending);
             if let Some((distance, node)) = nodes.iter().find(|(_, node)| is_pending(*node)) {
-                // The thread blocks on this connection until the reply is expected. If the reply is overdue, it blocks for
-                // an eighth of the time waited so far. The others are read after 1 to 5 ms in any case.
+                // The thread blocks on this connection until the reply is expected. If the reply is overdue, the thread
+                // blocks for an eighth of the time waited so far. The others are read after 1 to 5 ms in any case.
                 let waited = now - begun;
                 let rest = distance.checked_sub(waited).unwrap_or(waited / 8);
                 let by = now + rest.clamp(PAUSE.0 / 5, PAUSE.0);
@@ -169,13 +166,15 @@ impl QuorumNodes {
         request.goal.next(self.majority, progress)
     }
 
-    /// Sends the request to a node, if there is a connection. The caller has waited for the backlog there.
+    /// Sends the request to a node, if there is a connection. The caller must have waited for the backlog there: see
+    /// `wait_for_backlog`.
     fn send(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize) -> bool {
         let Some(make) = request.make else {
             return false;
         };
         let connection = &self.list[node].session.connection;
-        // The reply may never be read, since the round ends with a majority. The connection must not count on a reader.
+        // The reply may never be read, since the round ends with a majority. So the call is unattended: the connection
+        // must not rely on this thread to read the reply.
         let call = Call::unattended(make(node));
         call.record_waited();
         if connection.submit(&call).is_none() {
@@ -187,7 +186,7 @@ impl QuorumNodes {
         true
     }
 
-    /// Waits shortly for a connection, and sends the request.
+    /// Waits a short time for a connection, and sends the request.
     fn connect(&self, round: &mut Round, request: &RoundRequest<'_>, node: usize, until: Instant) {
         let connection = &self.list[node].session.connection;
         let by = until.min(Instant::now() + PAUSE.0);
@@ -210,8 +209,8 @@ impl QuorumNodes {
         let (NodeReply::Pending, Some(call)) = (&round.replies[node], &round.calls[node]) else {
             return;
         };
-        // Even a read without any time left blocks for a millisecond. So past `by` it is begun only if the reply has been read by
-        // another thread, or bytes have arrived.
+        // Even a read without any time left blocks for a millisecond. So after `by` the read is begun only if another
+        // thread has read the reply, or bytes have arrived.
         let waits = || Instant::now() < by;
         if !waits() && call.outcome().is_none() && !connection.first().has_news() {
             return;
@@ -249,7 +248,7 @@ impl QuorumNodes {
             }
             Err(WaitFault::NoReply(err)) => NodeReply::Failed(connection.first().unreachable(err)),
             Err(WaitFault::Closed) => NodeReply::Failed(Fault::Closed),
-            // The slice is over, not the round: the node stays pending.
+            // The time until `by` is over, not the round: the node stays pending.
             Err(WaitFault::TimedOut | WaitFault::Stopped) => return,
         };
     }

@@ -3,7 +3,7 @@
 //! Two majorities of the same nodes have a node in common, and a node has one holder. So at most one client has a
 //! majority, and that client holds the lock.
 
-/// More than half of so many nodes; of an even number, half of them and one more.
+/// More than half of `nodes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Majority {
     nodes: usize,
@@ -22,18 +22,18 @@ impl Majority {
         self.nodes / 2 + 1
     }
 
-    /// Whether so many are a majority.
+    /// Whether `yes` nodes are a majority.
     pub(crate) fn has(self, yes: usize) -> bool {
         yes >= self.needed()
     }
 
-    /// The fewest nodes whose refusal leaves no majority: every majority contains one of them.
+    /// The fewest nodes whose refusal leaves no majority: the others are too few.
     pub(crate) fn blocking(self) -> usize {
         self.nodes + 1 - self.needed()
     }
 
-    /// The lowest bound that the values of a majority do not exceed: the `needed`-th lowest value. `None` if there are
-    /// fewer than `needed` values.
+    /// The lowest bound that the values of a majority of the nodes do not exceed: the `needed`-th lowest value. `None` if
+    /// there are fewer than `needed` values.
     pub(crate) fn bound<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
         let mut values: Vec<T> = values.into_iter().collect();
         values.sort_unstable();
@@ -46,7 +46,7 @@ impl Majority {
 pub(crate) enum Goal {
     Majority,
     /// A majority, for a caller that asks again. After the first refusal the round connects to no further nodes, so that
-    /// those that granted it are free again soon.
+    /// the nodes that granted the request are soon free again.
     MajoritySoon,
     All,
 }
@@ -82,8 +82,9 @@ impl Goal {
         }
     }
 
-    /// A round ends when it has reached its goal. A round that cannot reach it (except `All`) ends once a majority has
-    /// answered: with fewer replies it is unknown whether others hold the lock or the nodes are unreachable.
+    /// A round ends when it has reached its goal. If the goal (other than `All`) is out of reach, the round goes on until
+    /// a majority has answered: until then it is unknown whether others hold the lock or the nodes are unreachable. A
+    /// round also ends if there is no node left to wait for.
     pub(crate) fn next(self, majority: Majority, progress: RoundProgress) -> RoundStep {
         let wanted = self.wanted(majority);
         let unsent = match self {

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::RedisError;
 
-/// The generation that is stored if it is unknown over which connection the answer came. No connection has it.
+/// Stored instead of a connection's generation if it is not known which connection led to the server. No connection has
+/// this generation.
 const OTHER: u64 = 0;
 
 /// The server of one client, once it is known.
@@ -14,7 +15,7 @@ const OTHER: u64 = 0;
 pub(crate) struct KnownMaster(Mutex<Option<Master>>);
 
 struct Master {
-    /// Unique to a run of the server: a restarted server has another.
+    /// Unique to a run of the server: it changes with a restart.
     run_id: Arc<str>,
     /// The number of the connection that leads to this server. A new connection may lead to another server.
     generation: u64,
@@ -70,7 +71,7 @@ impl KnownMaster {
         }
     }
 
-    /// Records the `run_id` that a server may have named when it declined to take part.
+    /// If a server that declined to take part named its `run_id`, records it.
     pub(crate) fn learn(&self, refusal: &RedisError) {
         let named = (refusal.code() == Some("RESTARTED"))
             .then(|| refusal.detail()?.strip_prefix("as "))

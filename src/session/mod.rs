@@ -50,8 +50,8 @@ use crate::stats::Counters;
 /// The name of the watchdog's thread.
 const WATCHDOG: &str = "redlatch-watchdog";
 
-/// Everything a client consists of, except its handles. A session refers to no handle. Its threads keep it alive; dropping
-/// the last handle still closes it.
+/// Everything a client consists of, except its handles. A session refers to no handle. The session's threads keep it alive
+/// but hold no handle, so dropping the last handle still closes the client.
 pub(crate) struct Session {
     pub(crate) endpoint: Endpoint,
     pub(crate) lease: Duration,
@@ -67,8 +67,8 @@ pub(crate) struct Session {
     pub(crate) unset_semaphores: UnsetSemaphores,
     masters: Arc<Masters>,
     pub(crate) connection: Arc<Nodes>,
-    /// Connections for guarded commands, so that no lock waits behind the user's requests and replies. Made when the
-    /// first is sent.
+    /// Connections for guarded commands, so that no lock waits behind the user's requests and replies. Connected when the
+    /// first guarded command is sent.
     pub(crate) guarded: Arc<Nodes>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) subscriber: Arc<Subscribers>,
@@ -183,8 +183,8 @@ impl Session {
         let mut server = config.check()?;
         server.names = process::names(id, &config.label);
         let endpoint = Endpoint::new(server).observed_by(&config.observer);
-        // Connecting in `open` checks that the URL names a single master. A lazy client skips that check; its calls report
-        // what the server rejects.
+        // Connecting in `open` checks that the URL names a single master. A lazy client skips that check: with a wrong URL
+        // its calls fail when the server rejects them.
         Ok(match config.lazy {
             true => endpoint,
             false => endpoint.named_by_url(),
@@ -234,7 +234,8 @@ impl Session {
             watchdog::run(Task {
                 watchdog: Arc::clone(&session.watchdog),
                 counters: Arc::clone(&session.counters),
-                // A renewal on a silent connection gives up early enough to be repeated on another within the lease.
+                // If a connection is silent, a renewal gives it up early enough to be repeated over another before the
+                // lease ends.
                 nodes: session.connection.for_role("watchdog", session.lease / 4),
                 commands: Arc::clone(&session.connection),
                 lease: session.lease,
@@ -249,8 +250,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until the watchdog's thread has ended, and returns whether it has. A thread started later ends at once,
-    /// and is not joined.
+    /// Waits until the watchdog's thread has ended, and returns whether it has. A watchdog started after this call ends at
+    /// once, since it was stopped, and is not joined.
     fn watchdog_has_ended(&self, until: Instant) -> bool {
         let ended = self.watchdog_ended.get();
         if ended.is_some_and(|ended| ended.recv_deadline(until) == Err(RecvTimeoutError::Timeout)) {
@@ -262,8 +263,8 @@ impl Session {
         true
     }
 
-    /// Starts the thread that listens to `channel`, unless it runs, and the watchdog, whose housekeeping tells that thread
-    /// when the masters change.
+    /// Starts the watchdog and the thread that listens to `channel`, unless they run. The watchdog's housekeeping tells
+    /// that thread when the masters change.
     pub(crate) fn start_subscriber(self: &Arc<Self>, channel: &str) -> Result<()> {
         self.start_watchdog()?;
         let started = self.subscriber.start(channel);
@@ -273,7 +274,7 @@ impl Session {
         })
     }
 
-    /// Schedules holds that were granted. If the client is closed, ends them instead; the caller
+    /// Schedules holds that were granted. If the client is closed by then, ends them and returns an error; the caller
     /// gives them back.
     ///
     /// Closing sets the flag, waits for all that [contend](Contending), and then takes all holds that are armed. So
@@ -326,9 +327,9 @@ impl Session {
 
     /// Removes a lost hold from its local lock, so that other threads of this process may ask Redis.
     ///
-    /// This does not release the hold in Redis, which may keep it until the thread that holds it notices the loss. Kinds
-    /// with [`is_given_back_when_lost`](crate::protocol::kind::Kind::is_given_back_when_lost) are released by
-    /// [`lose`](Self::lose).
+    /// This does not release the hold in Redis, which may keep it until the thread that holds it notices the loss. If
+    /// [`is_given_back_when_lost`](crate::protocol::kind::Kind::is_given_back_when_lost) says so, [`lose`](Self::lose)
+    /// releases it.
     pub(crate) fn remove_lost(&self, hold: &Arc<Hold>) {
         let entry = hold.entry();
         let mut state = entry.lock();
@@ -368,8 +369,8 @@ impl Session {
     }
 
     /// Makes an acquire wait for the replicas that the settings require. For a majority, also asks the server how many
-    /// replicas there are; later acquires use the answer. The call has this `timeout`, in which the reply to `WAIT` has to
-    /// come.
+    /// replicas there are; later acquires use the answer. The reply to `WAIT` must arrive within `timeout`, the time of
+    /// the whole call.
     pub(crate) fn replicate(&self, request: &mut Request, timeout: Duration) {
         if self.endpoint.server.replica_ack == ReplicaAck::Majority {
             self.replicas.ask(&self.endpoint, || {
@@ -409,17 +410,17 @@ impl Session {
         REPLAY.max(2 * self.command_timeout)
     }
 
-    /// The idempotency keys, by which Redis applies a request only once. The request is about the object at `key` and is
-    /// sent by a call with this `timeout`. Once `forget` or more earlier requests have been answered, the request also
-    /// deletes `forget` of their keys.
+    /// The idempotency keys of a new request, by which Redis recognises it when it is sent again. The request is about the
+    /// object at `key` and is sent by a call with this `timeout`. Once `forget` or more earlier requests have been
+    /// answered, the request also deletes `forget` of their keys.
     pub(crate) fn request_keys(&self, key: &str, forget: usize, timeout: Duration) -> RequestKeys {
         let forgotten = self.requests.take(key, forget);
         RequestKeys::new(&self.owners, key, self.remember_ms(timeout), &forgotten)
     }
 
-    /// How long Redis remembers such a request of a call with this `timeout`, in milliseconds: twice the time in which
-    /// the request may be repeated, since a frozen server may execute the last repetition late, and a connection that was
-    /// given up may still deliver the first one: see [`REPLAY`].
+    /// How long, in milliseconds, Redis remembers a request that it applies once: twice [`replay`](Self::replay), or four
+    /// times the call's `timeout` if that is longer. A frozen server may execute the last copy late, and a connection that
+    /// was given up may still deliver the first: see [`REPLAY`].
     pub(crate) fn remember_ms(&self, timeout: Duration) -> String {
         lease_ms(2 * self.replay().max(2 * timeout)).to_string()
     }
@@ -450,8 +451,8 @@ impl Session {
         }
     }
 
-    /// Closes the client, or waits until another thread has closed it. All these threads get the same result, since
-    /// each may then end the process.
+    /// Closes the client, or waits until another thread has closed it. Every thread that closes gets the same result,
+    /// unless its own time ends first: a thread may end the process once it has the result.
     pub(crate) fn close(&self, until: Instant) -> Result<()> {
         if self.is_copy() {
             return Ok(());
@@ -489,8 +490,8 @@ impl Session {
     /// Ends a hold because the client is being closed: the hold is lost, and released in Redis.
     fn give_up(&self, hold: &Arc<Hold>) {
         self.lose(hold, LossReason::Closed);
-        // Releases to this client's server are queued, and written together later. Releases to other servers are sent
-        // now.
+        // The release of a hold on this server alone is queued, and written with others later. If several servers keep the
+        // hold, its releases are sent now.
         drop(self.release(hold, true, Instant::now()));
         if let Some(several) = hold.several() {
             several.send();
@@ -507,12 +508,12 @@ impl Session {
         }
         self.watchdog.stop();
         self.subscriber.stop();
-        // The threads of the watchdog and the subscribers end within milliseconds. Joining them comes first, because they
-        // may still be handling holds that are released below.
+        // The threads of the watchdog and the subscribers end within milliseconds, so they get 50 ms even if the time is
+        // up. Joining them comes first, because they may still be handling holds that are released below.
         let until = until.max(Instant::now() + Duration::from_millis(50));
         let mut joined = self.watchdog_has_ended(until);
         joined &= self.subscriber.join(until);
-        // A hold that the watchdog's thread still has in hand is not among these, and ends with its lease.
+        // If the watchdog's thread has not ended, a hold that it has in hand is not found here, and ends with its lease.
         for hold in self.watchdog.take_all() {
             if hold.is_held() {
                 self.give_up(&hold);
@@ -577,15 +578,15 @@ impl Housekeeping for Session {
     }
 }
 
-/// Releasing and renewing a hold, at the server of this client unless several servers keep it.
+/// Releasing and renewing a hold: at this client's server, or at several servers if these keep the hold.
 impl Session {
-    /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo`, a reply that the hold is unknown is
-    /// normal.
+    /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo`, Redis need not know the hold.
     pub(crate) fn release(&self, hold: &Hold, undo: bool, now: Instant) -> Arc<Call> {
         if let Some(several) = hold.several() {
             return several.release();
         }
-        // The subscription of this hold's contender may still be open.
+        // If the subscription of this hold's contender is still open, this process is one of the receivers that the reply
+        // counts.
         let channel = hold.listened_to();
         let is_heard = channel.is_some_and(|channel| self.subscriber.listens_to(&channel));
         let call = Call::release(hold.release(undo, now), is_heard);
@@ -610,7 +611,7 @@ impl Session {
         self.deliver(hold, &release);
     }
 
-    /// Waits for the reply to a release; see [`lost_before`].
+    /// Waits for the reply to a release, and returns why the hold was lost before it: see [`lost_before`].
     pub(crate) fn released(
         &self,
         hold: &Hold,
@@ -620,7 +621,7 @@ impl Session {
     ) -> Result<Option<LossReason>> {
         if let Some(several) = hold.several() {
             let lost = several.released(in_time, until)?;
-            // The replies about single parts report nothing: see `Releases`.
+            // The replies to the releases of single parts report no loss: see `Releases`.
             if let Some(reason) = lost {
                 self.notices.notify(hold.loss_for(reason));
             }

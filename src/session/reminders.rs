@@ -1,8 +1,8 @@
 //! From time to time wakes the threads that wait without a deadline, so that they can log how long they have waited.
 //!
-//! A wait with a deadline takes half a microsecond longer in the operating system: a tenth of a hand-over among eight
-//! threads on one lock. So such threads park without a deadline, and the watchdog wakes them when one may have
-//! something to log.
+//! A wait with a deadline takes half a microsecond longer in the operating system. With eight threads on one lock that is
+//! a tenth of the time of a hand-over. So such threads park without a deadline, and the watchdog wakes them when one may
+//! have something to log.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 
 use crate::local::waiter::CancelToken;
 
-/// How often a thread wakes before its wait is logged.
+/// How many times a thread is woken within the time after which its wait is logged.
 const LOOKS: u32 = 4;
 
 pub(super) struct Reminders {
     every: Duration,
     /// When the threads are woken next, once that is known.
     next_at: Mutex<Option<Instant>>,
-    /// Whether there may be threads that wait. Waking them clears this once there are none.
+    /// Whether there may be threads that wait. `remind` clears this when it finds none.
     are_on: AtomicBool,
 }
 
@@ -34,13 +34,13 @@ impl Reminders {
 
     /// Registers a thread that begins to wait; `true` if [`remind`](Self::remind) must be called for it.
     pub(super) fn begin(&self) -> bool {
-        // Threads that pass a lock on come here each time, so all but the first only read.
+        // Threads come here at each wait, often, so all but the first only read.
         let are_on = self.every.is_zero() || self.are_on.load(Ordering::SeqCst);
         !are_on && !self.are_on.swap(true, Ordering::SeqCst)
     }
 
-    /// Wakes the threads registered at `waiters`, the token at which all waiting threads are registered, if it is time.
-    /// Returns when to call this method again, if any thread may wait.
+    /// If it is time, wakes the threads that wait; all of them are registered at `waiters`. Returns when to call this
+    /// method again, if any thread may wait.
     pub(super) fn remind(&self, waiters: &CancelToken, now: Instant) -> Option<Instant> {
         let mut next_at = self.next_at.lock();
         let at = match self.are_on.load(Ordering::SeqCst) {
@@ -50,8 +50,8 @@ impl Reminders {
         if now < at {
             return Some(at);
         }
-        // Cleared before looking: a thread that arrives now is either seen by `look_again`, or finds `are_on` false
-        // and registers again.
+        // `are_on` is cleared first: a thread that arrives from now on is seen by `look_again`, or finds `are_on` false
+        // and asks for another run.
         self.are_on.store(false, Ordering::SeqCst);
         *next_at = None;
         if waiters.look_again() {

@@ -1,8 +1,8 @@
 //! How long to wait for replicas to acknowledge a client's acquire.
 //!
 //! `WAIT` blocks the connection that all commands of the client share, so only one `WAIT` at a time may take the full
-//! time. A `WAIT` sent at about the same time is answered together with it, and needs little longer. While the replicas
-//! are known to be unreachable, no `WAIT` takes long.
+//! time. Another `WAIT` that is sent meanwhile is answered at about the same time, so it gets less. While the replicas are
+//! known to be unreachable, no `WAIT` takes long.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::net::socket::Endpoint;
 /// A `WAIT` soon after one with the full time gets the full time divided by this.
 const SHARE: u32 = 8;
 
-/// The time if the replicas did not acknowledge the last acquire.
+/// The longest time of a `WAIT` if too few replicas acknowledged the last acquire.
 const AWAY: Duration = Duration::from_millis(20);
 
 /// State of the replicas of one client's server, as far as known.
@@ -32,7 +32,7 @@ struct ReplicaState {
 }
 
 impl Replicas {
-    /// How long the next `WAIT` may take: `full` if no other `WAIT` got that within the last `full`; less otherwise, and
+    /// How long the next `WAIT` may take: `full`; less if another `WAIT` got `full` and that time is not over yet, or
     /// while the replicas are away.
     pub(crate) fn timeout(&self, full: Duration, now: Instant) -> Duration {
         let mut state = self.0.lock();
@@ -56,7 +56,7 @@ impl Replicas {
         }
     }
 
-    /// Reads the reply to that request, if it has arrived.
+    /// Reads the reply to the last `ROLE` request, if it has arrived.
     pub(crate) fn learn(&self, endpoint: &Endpoint) {
         let mut state = self.0.lock();
         let outcome = state.asked.as_ref().and_then(|asked| asked.outcome());

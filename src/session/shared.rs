@@ -22,7 +22,7 @@ impl SharedSession {
 
 impl Drop for SharedSession {
     fn drop(&mut self) {
-        // `close` has already reported its result.
+        // If the client is closed, the result was reported already.
         if !self.session.is_closed()
             && let Err(err) = self.session.close(Instant::now() + DROP_DEADLINE)
         {

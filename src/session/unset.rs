@@ -1,4 +1,4 @@
-//! The semaphores whose number was found missing, so that each is logged once.
+//! The semaphores for which Redis was found to have no number of permits, so that each is logged once.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ const MOST: usize = 1024;
 #[derive(Default)]
 pub(crate) struct UnsetSemaphores {
     known: Mutex<HashSet<EntryKey>>,
-    /// Whether any is known, so that a grant normally locks no mutex.
+    /// Whether `known` has any. A grant reads this first, and normally locks no mutex.
     are_some: AtomicBool,
 }
 
