@@ -1,4 +1,4 @@
-//! The client: settings in, locks out by name. Closing it ends the threads that renew and listen.
+//! The client makes locks by name, from one set of settings. Closing it ends the threads that renew and listen.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -523,8 +523,8 @@ impl Client {
     }
 }
 
-// Here and not in `sync`, since a client belongs to a higher layer than its locks. The `impl` names the alias `RedLock`,
-// since rustdoc then lists these methods first on the page of the alias.
+// This `impl` is here and not in `sync`, since clients are a layer above locks. It names the alias `RedLock`, so that
+// rustdoc lists these methods first on the alias's page.
 impl RedLock {
     /// Returns the lock of this name over the masters of these clients.
     ///

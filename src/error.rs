@@ -243,13 +243,13 @@ impl Error {
         matches!(self, Self::Redis { source, .. } if source.is::<MayHaveRun>())
     }
 
-    /// A command was sent that is not sent again, and has no answer.
+    /// The error of a command that was sent, got no answer, and is not sent again.
     pub(crate) fn outcome_unknown(doing: &'static str, err: RedisError) -> Self {
         let outcome = "may have run";
         Self::redis(doing, MayHaveRun { err, outcome })
     }
 
-    /// A command has run, and its reply cannot be read.
+    /// The error of a command that has run, but whose reply cannot be read.
     pub(crate) fn unread(doing: &'static str, err: RedisError) -> Self {
         let outcome = "has run";
         Self::redis(doing, MayHaveRun { err, outcome })
@@ -299,7 +299,7 @@ impl Error {
             _ => {}
         }
         // Some errors are still retryable, such as `Spawn`, or a `NoQuorum` whose servers might agree later. Only the
-        // variant `Redis` has the field `after_work`, so such an error is put into it.
+        // variant `Redis` has the field `after_work`, so such an error becomes the source of a `Redis` error.
         if self.is_retryable() {
             let err = std::mem::replace(self, Self::Closed);
             *self = Self::redis("releasing", err);
@@ -524,7 +524,7 @@ pub(crate) fn said(err: &(dyn std::error::Error + 'static)) -> String {
         Some(format!("{code} {}", err.detail().unwrap_or_default()))
     });
     let text = refusal.unwrap_or_else(|| err.to_string());
-    // How the crate `redis` marks texts that are not a server's.
+    // Removes the mark that the crate `redis` puts on texts that are not a server's.
     let text = text.replacen(" - InvalidClientConfig", "", 1);
     // The arguments of an unknown command are left out: hashes and keys help nobody.
     let text = text
@@ -540,7 +540,7 @@ pub(crate) const RELEASING: &str = "releasing the lock";
 /// The action of the release of a permit.
 pub(crate) const RELEASING_PERMIT: &str = "releasing a permit";
 
-/// The action of a guarded command, whose rights only its caller knows.
+/// The action of a guarded command. Only its caller knows which rights it needs, so `advice` refers to no list of rights.
 pub(crate) const RUNNING: &str = "running a guarded command";
 
 /// Advice on an error, where the server's text has none.
@@ -563,7 +563,7 @@ pub(crate) fn advice(err: &RedisError, server: Option<&str>, doing: &str) -> Opt
         (Some("ERR"), _) if detail.starts_with("unknown command") => {
             "if this is a Sentinel, use redis+sentinel://; otherwise its configuration must not rename or disable the command"
         }
-        // Valkey can be built, and packaged, without the module.
+        // Valkey can be built, and packaged, without its Lua module.
         _ if detail.contains("scripting engine") => {
             "locks need Lua scripts: load Valkey's Lua module, with `loadmodule libvalkeylua.so` in the server's configuration"
         }
@@ -704,7 +704,7 @@ fn as_io(err: &RedisError) -> Option<&std::io::Error> {
 /// Replaces the text of a server's error by another one of one line. The error code stays.
 pub(crate) fn reword_server_error(err: &RedisError, text: &str) -> RedisError {
     let line = format!("-{} {text}\r\n", err.code().unwrap_or("ERR"));
-    // A server's error can only be made by the parser.
+    // The crate `redis` makes a server's error only by parsing a reply.
     match redis::parse_redis_value(line.as_bytes()) {
         Ok(Value::ServerError(reworded)) => reworded.into(),
         _ => err.clone(),

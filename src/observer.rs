@@ -200,7 +200,7 @@ impl Observers {
         self.0.is_some()
     }
 
-    /// Calls the observer. The caller holds no mutex.
+    /// Calls the observer. Must be called without a mutex held.
     pub(crate) fn tell(&self, event: impl FnOnce(&dyn Observer)) {
         let Some(observer) = &self.0 else {
             return;

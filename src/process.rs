@@ -86,9 +86,9 @@ pub(crate) fn client_id() -> Uuid {
 /// A hash of the boot, the pid namespace and the user. If two processes have the same hash, each finds the other in `/proc`
 /// by its process id. `None` where `/proc` is missing, or shows another namespace.
 ///
-/// The kernel reuses the number of a namespace only after all its processes have ended. So if another client's id has this
-/// hash, but was made in an earlier namespace with the same number, that client's process has ended, and it is right not
-/// to find the process. The hash contains the user because `/proc` may hide the processes of others.
+/// The kernel reuses the number of a namespace only after all its processes have ended. So if a client's id has this hash
+/// but comes from an earlier namespace with the same number, its process has ended, and the answer "ended" is right. The
+/// hash contains the user because `/proc` may hide the processes of others.
 fn view() -> Option<[u8; 6]> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
@@ -97,7 +97,8 @@ fn view() -> Option<[u8; 6]> {
         let mut lines = status.lines().filter_map(|line| line.strip_prefix(name));
         lines.next().map(str::trim)
     };
-    // In a namespace below that of `/proc` the process has two numbers.
+    // A process has more than one number here if `/proc` shows a namespace above its own. There its number may be that of
+    // another process.
     if line("NSpid:")? != std::process::id().to_string() {
         return None;
     }
@@ -107,9 +108,8 @@ fn view() -> Option<[u8; 6]> {
     Some(view)
 }
 
-/// Whether the process of the client with the id `other` has certainly ended, as far as the process of the client `own_id` can
-/// see that. A process whose number was given to another one counts as alive, and so does one that its parent has not waited
-/// for.
+/// Whether the process of the client with the id `other` has certainly ended, as far as the process of the client `own_id`
+/// can see that. It counts as alive if another process has got its number, or if its parent has not waited for it.
 pub(crate) fn is_gone(other: &str, own_id: &str) -> bool {
     let read = |id: &str| {
         let id = Uuid::try_parse(id)

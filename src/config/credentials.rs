@@ -13,7 +13,7 @@ pub(crate) type Ask = dyn Fn() -> std::result::Result<(String, String), Box<dyn 
     + Send
     + Sync;
 
-/// The shortest and the longest age of a login.
+/// The shortest and the longest `reauth_after`.
 const AGES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(365 * 24 * 3600));
 
 /// Credentials that are asked for at every connection attempt.
@@ -53,7 +53,7 @@ impl Credentials {
         Some(logged_in + self.reauth_after? / 4 * 3)
     }
 
-    /// How often the client checks whether that moment has come, and how soon it tries again after a failure.
+    /// How often the client checks whether a login is due for renewal, and how soon it tries again after a failure.
     pub(crate) fn period(&self) -> Option<Duration> {
         Some((self.reauth_after? / 16).min(Duration::from_secs(60)))
     }

@@ -536,7 +536,7 @@ impl Config {
     }
 }
 
-/// The timeouts that a client or a handle may have for a command.
+/// The range of the command and connect timeouts.
 pub(crate) const TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(3600);
 

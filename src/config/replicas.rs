@@ -50,7 +50,7 @@ impl ReplicaAck {
         match self {
             Self::None => 0,
             Self::AtLeast(n) => n,
-            // Of `replicas + 1` servers, the master has the hold already.
+            // A majority of `replicas + 1` servers, without the master, which has the hold already; at least one.
             Self::Majority => replicas.div_ceil(2).max(1),
         }
     }

@@ -230,8 +230,8 @@ impl Server {
             UrlKind::Cluster => cluster(rest),
         };
         let (deployment, login, db) = understood.map_err(|err| {
-            // A `/` or `?` in a password that is not percent-encoded ends the address too early, so `err` names a
-            // consequence. If an `@` follows, this is the likely cause, and is named.
+            // A `/` or `?` that is not percent-encoded in a password ends the authority too early; `err` then names a
+            // consequence, such as a wrong port. If an `@` follows it, that is the likely cause, so the error names it.
             let authority_ends = rest.find(['/', '?']).unwrap_or(rest.len());
             match kind != UrlKind::Unix && rest[authority_ends..].contains('@') {
                 true => bad(format!(
@@ -402,14 +402,14 @@ fn single(url: &str) -> Result<(Deployment, Login, i64)> {
     };
     check_parameters(query, known)?;
     let (info, login) = parse(url)?;
-    // The scheme given to the `redis` crate is always the one without TLS.
+    // The flag is always false: the `redis` crate is given a scheme without TLS.
     let (address, _) = address_of(&info).map_err(bad)?;
     let db = info.redis_settings().db();
     Ok((Deployment::Single(address), login, db))
 }
 
-/// Checks the parts of `[[user]:password@]host[:port][/db]`, since the client crate does not say which of them is wrong.
-/// The errors quote no part: if the `@` is missing, what looks like the port may be the password.
+/// Checks host, port and db of `[[user]:password@]host[:port][/db]`, since the `redis` crate does not say which of them is
+/// wrong. The errors quote no part: if the `@` is missing, what looks like the port may be the password.
 fn check_parts(rest: &str) -> std::result::Result<(), &'static str> {
     let (authority, db) = rest.split_once('/').unwrap_or((rest, ""));
     let host = authority.rsplit('@').next().unwrap_or_default();

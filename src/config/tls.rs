@@ -259,8 +259,8 @@ fn own_roots(ca: &Pem) -> std::result::Result<RootCertStore, String> {
 fn system_roots() -> std::result::Result<RootCertStore, String> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Some of the hundreds of system certificates may have an old form that cannot be parsed. These are skipped, so they
-    // are not trusted.
+    // Some of the hundreds of system certificates may have an old form that cannot be parsed. Those are skipped and not
+    // trusted.
     let (usable, _) = roots.add_parsable_certificates(found.certs);
     if usable == 0 {
         let why = found.errors.first();
@@ -272,7 +272,7 @@ fn system_roots() -> std::result::Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// The facts about the settings that explain a failure.
+/// What an explanation of a failure needs to know of the settings.
 #[derive(Clone, Copy)]
 pub(crate) struct TlsContext {
     /// Whether a CA was given, which is trusted instead of the system's.

@@ -187,7 +187,7 @@ pub(crate) fn check(shared: &Arc<SharedSession>) -> Result<Report> {
     Ok(Report::of(findings))
 }
 
-/// By how much a server's clock is ahead of ours: at least, and at most.
+/// A server, and by how many ms its clock is ahead of ours: at least, and at most.
 type Clock = (String, i128, i128);
 
 fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
@@ -195,7 +195,7 @@ fn checked(shared: &SharedSession) -> Result<(Vec<Finding>, Vec<Clock>)> {
     session.check_open()?;
     let nodes = &session.connection;
     let until = Instant::now() + session.command_timeout;
-    // At the same time, because a frozen master takes all of the time.
+    // All masters are checked at once, because a frozen one uses up the whole timeout.
     let checked = each_of(&nodes.map.masters(), |node| {
         let server = nodes.map.endpoint(*node).to_string();
         let mut one = Checked {
@@ -238,7 +238,8 @@ fn eviction_advice(is_redis: bool, version: (u32, u32)) -> &'static str {
     }
 }
 
-/// Whether the clocks of two masters certainly differ by `SKEW_MS` or more, without the time that asking took.
+/// The finding that the clocks of two masters differ by at least `SKEW_MS`, even if the time that asking took is allowed
+/// for.
 fn skewed(clocks: &[Clock]) -> Option<Finding> {
     let (first, ahead, _) = clocks.iter().max_by_key(|(_, least, _)| *least)?;
     let (last, _, behind) = clocks.iter().min_by_key(|(_, _, most)| *most)?;
@@ -297,7 +298,8 @@ impl Checked<'_> {
         }
         let name: Arc<str> = self.name_at(node).into();
         if self.rights(server, &name)? {
-            // The last right was tried by `SUBSCRIBE`, after which this connection carries only messages.
+            // The last right was tried by `SUBSCRIBE`, after which this connection carries only messages, so the holds are
+            // tried over another one.
             let mut another = self.session.connection.apart(node, self.until)?;
             self.holds(&mut another, &name)?;
         }
@@ -567,7 +569,7 @@ fn time_ms(answer: Value) -> Option<i128> {
     Some(seconds * 1000 + micros / 1000)
 }
 
-/// How the names begin that only this check uses.
+/// The beginning of the names that only this check uses.
 const NAME: &str = "redlatch-check";
 
 /// The label of commands that the methods `inspect` and `locks` of the client need.
@@ -576,9 +578,9 @@ const INSPECTING: &str = "Client::inspect and Client::locks";
 /// The label of commands for notifications, without which waiting threads poll.
 const WAITING: &str = "notifications";
 
-/// The kinds that a script is for, by the beginning of its file's name. A script of no kind gets the last label.
-/// `guarded_call` gets it too. That hides no missing right, since each of its commands is also tried for some kind of
-/// lock.
+/// The kind of lock that a script is for, by the beginning of the script's file name. A script of no kind gets the last
+/// label. `guarded_call` gets it too. No missing right is hidden by that, since each command in `guarded_call`'s script is
+/// also tried for some kind of lock.
 const KINDS: [(&str, &str); 9] = [
     ("lock_", "locks"),
     ("fair_", "fair locks"),
@@ -709,7 +711,8 @@ fn lacks(args: &[String], answer: Value, is_dry_run: bool) -> Option<String> {
         [] => return None,
     };
     let arg = |at: usize| args.get(at).map(String::as_str).unwrap_or_default();
-    // Names of users, keys and channels precede the last quotation mark: "… to access the 'k' key".
+    // Names of users, keys and channels precede the last quotation mark: "… to access the 'k' key". So a name that
+    // contains `key` or `channel` is not searched.
     let subject = said.rsplit('\'').next().unwrap_or_default();
     if subject.contains("channel") {
         Some(format!("&{}", pattern(arg(1))))

@@ -106,7 +106,7 @@ pub(crate) fn health(session: &Session) -> Health {
         why: asked.err().map(|err| err.to_string()),
         renewal: None,
     };
-    // A copy of the client in a forked process must not touch its mutexes.
+    // In a forked process, a copy of the client must not lock the client's mutexes.
     if session.is_copy() {
         return health;
     }

@@ -187,7 +187,7 @@ pub struct LockInfo {
     pub unknown: Vec<String>,
 }
 
-/// Reads the texts that the script has returned one by one.
+/// Reads, one by one, the texts that the script has returned.
 struct Texts(std::vec::IntoIter<String>);
 
 impl Texts {
@@ -267,7 +267,7 @@ fn unknown_listeners(err: &str) -> String {
     format!("listening processes: {err}; give the user +pubsub")
 }
 
-/// The numbers of an answer to `PUBSUB NUMSUB`.
+/// The sum of the numbers in an answer to `PUBSUB NUMSUB`.
 fn sum(counts: &Value) -> u64 {
     let Value::Array(parts) = counts else {
         return 0;
@@ -353,7 +353,7 @@ fn permit(texts: &mut Texts) -> Option<Holder> {
     })
 }
 
-/// The facts about the keys of a name from which its kind follows.
+/// What is known of a name's keys; the kind follows from it.
 #[derive(Default)]
 struct KeyFacts {
     /// The type of the key; of a hash, the kind of lock that the script sees in it.
@@ -366,7 +366,7 @@ struct KeyFacts {
 }
 
 impl KeyFacts {
-    /// The kind, or the content that no lock has.
+    /// The kind; or, as the error, what the key holds if that is no lock.
     fn kind(&self) -> std::result::Result<LockKind, &str> {
         Ok(match &*self.key_type {
             "read-write lock" => LockKind::RwLock,
@@ -385,7 +385,8 @@ impl KeyFacts {
 }
 
 impl Holder {
-    /// Sets the mode in a read-write lock, where the field of a write hold is the owner and `:write`.
+    /// Sets the mode of a read-write lock's holder. The field of a write hold is its owner followed by `:write`, which is
+    /// cut off.
     fn tell_mode(&mut self) {
         let written = self.owner.strip_suffix(":write").map(str::to_owned);
         (self.mode, self.owner) = match written {
@@ -518,8 +519,8 @@ impl Handle<Red> {
             let at = shared.session.endpoint.to_string();
             (at, look(shared, name, until))
         });
-        // On all masters the owner has the id of the holder's first client, which is connected to one master only. So what
-        // the other masters report about the owner's process is joined with what that master reports.
+        // On all masters the owner has the id of the holder's first client, which is connected to one master only. So the
+        // processes that all masters report are collected first, and then each owner is looked up among all of them.
         let all = looked
             .iter_mut()
             .filter_map(|(_, looked)| looked.as_mut().ok());

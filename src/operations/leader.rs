@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::shown::Shown;
 use crate::sync::election::Election;
 
-/// How often an observer asks who leads; ten times as often while nobody does.
+/// How often `Leaders` asks who leads; ten times as often while nobody leads.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The leader of an election: see [`Election::leader`].
@@ -115,7 +115,7 @@ impl Election {
 #[must_use = "iterators are lazy and do nothing unless consumed"]
 pub struct Leaders {
     election: Election,
-    /// The owner and the term that the last step returned.
+    /// What the last step returned: owner and term, or `Some(None)` if nobody led. `None` before the first step.
     known: Option<Option<(String, u64)>>,
     /// How long to wait before the next question.
     pause: Duration,
@@ -136,7 +136,7 @@ impl Leaders {
         if self.known.as_ref() == Some(&holder) {
             return Ok(None);
         }
-        // By now there may be yet another one.
+        // The leader may have changed again since the question above, so the answer is compared once more.
         let leader = self.election.leader()?;
         let holder = leader
             .as_ref()

@@ -58,7 +58,7 @@ impl fmt::Display for LockSummary {
     }
 }
 
-/// Which keys one pass looks at: those of locks, or those with the taken permits of semaphores, which have two forms.
+/// Which keys one pass looks at: those of locks, or those of taken permits. The latter have two forms.
 #[derive(Clone, Copy, PartialEq)]
 enum Pass {
     Hashes,
@@ -91,7 +91,8 @@ impl Pass {
         }
     }
 
-    /// The key of another semaphore whose permits would be in the same place, as those of `a` and `{a}` are.
+    /// The key of the other semaphore whose taken permits have the same key: those of `a` and of `{a}` are both in
+    /// `{a}:timeout`.
     fn rival(self, key: &str) -> Option<String> {
         match self {
             Self::Hashes => None,
@@ -153,7 +154,7 @@ impl Locks {
             return Ok(false);
         };
         let session = &self.shared.session;
-        // A copy of this iterator in a forked process has the connection of its parent.
+        // In a forked process, a copy of this iterator must not use the connection, which is the parent's.
         session.check_open()?;
         let until = Instant::now() + session.command_timeout;
         let mut connection = match self.at.take() {
@@ -229,7 +230,7 @@ fn scan(
     let mut answers = connection.ask(&[Request::command(DOING, &args)], until)?;
     let answer = answers.remove(0).extract_error()?;
     let (cursor, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(answer)?;
-    // The keys of this crate are texts.
+    // The keys of this crate are UTF-8, so others are skipped.
     let keys: HashSet<_> = keys
         .into_iter()
         .filter_map(|key| String::from_utf8(key).ok())

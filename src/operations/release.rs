@@ -25,7 +25,7 @@ pub(crate) fn unlock_owner(shared: &Arc<SharedSession>, name: &str, owner: &str)
     };
     let spec = LockSpec::new(shared, name.into(), kind);
     let mut was_held = false;
-    // A thread of Redisson's that writes and reads is one owner.
+    // There may be two: a thread of Redisson's that both writes and reads is one owner with two holds.
     for holder in info.holders.iter().filter(|holder| holder.owner == owner) {
         let mode = match holder.mode {
             HoldMode::Permit => return ExpirableSemaphore::of(spec).release_id(owner),

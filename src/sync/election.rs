@@ -234,8 +234,8 @@ impl Election {
     /// Takes over from a process of this machine that ended while it led.
     fn leftover(&self, until: Instant) -> Result<Option<GuardInner>> {
         let spec = self.spec();
-        // A detached hold belongs to the process that adopts its ticket. A hold that was released but is kept by `min_hold`
-        // has to last until then. A campaign takes over neither.
+        // A detached hold belongs to the process that adopts its ticket. A hold that was released but is kept by
+        // `min_hold` has to last until `min_hold` ends. A campaign takes over neither.
         let Some(holder) = self.holder(until)?.filter(|holder| holder.is_in_use) else {
             return Ok(None);
         };

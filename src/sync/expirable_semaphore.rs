@@ -88,8 +88,8 @@ const MOST_IDS: usize = 10_000;
 #[derive(Clone)]
 pub struct ExpirableSemaphore {
     inner: LockSpec,
-    /// An entry outside the registry, for its protocol. The registered entry, in which threads wait, is dropped when
-    /// idle.
+    /// An entry outside the registry, kept for the protocol in it. The registered entry, in which threads wait, is dropped
+    /// when idle.
     entry: OnceLock<Arc<Entry>>,
 }
 
@@ -386,7 +386,8 @@ impl ExpirableSemaphore {
     /// As [`release_id`](Self::release_id); after [`Error::Redis`] it is unknown whether the semaphore was deleted.
     pub fn delete(&self) -> Result<bool> {
         let session = self.inner.session();
-        // Read before the request: a permit that is granted after the request was executed is not lost.
+        // The list is read before the request is sent: a permit granted after the delete is not lost, and must not be in
+        // the list.
         let taken = session.permits.of(self.entry()?.protocol.key());
         let is_deleted = self.change(PermitChange::Delete)?;
         for hold in taken.iter().filter(|_| is_deleted) {
@@ -764,7 +765,7 @@ impl ExpirableSemaphore {
         self.granted(|| leased_permits::take(&self.inner, entry, n, wait))
     }
 
-    /// Makes a permit that another client has detached one of this client.
+    /// Takes over a permit that another client has detached.
     pub(super) fn adopt(&self, id: &str, until: Instant) -> Result<ExpirablePermit> {
         let id = PermitId::parse(id).ok_or_else(|| {
             Error::setting(format!(
@@ -1040,14 +1041,15 @@ impl ExpirablePermit {
             hold.change(|validity| validity.replace(now, certain));
             session.watchdog.arm(hold, time::nanos(hold.valid_until()));
         });
-        // `lose` calls the observer, which may wait for another thread that changes this lease.
+        // `lose` calls the observer, which may wait for another thread that changes this lease. So the mutex is unlocked
+        // first.
         drop(unconfirmed);
         if let Err(why) = outcome {
             session.lose(hold, why.or_expired(Instant::now() < was_valid_until));
         }
         hold.check_not_lost().inspect_err(|_| {
             if hold.may_still_be_held() {
-                // Lost while Redis was extending its lease.
+                // The permit was lost while Redis extended its lease, so Redis may still keep it.
                 session.give_back(hold);
             }
         })

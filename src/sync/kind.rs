@@ -190,7 +190,7 @@ pub(crate) mod sealed {
     }
 
     pub trait SealedDetachable {
-        /// The protocol, whose name a ticket has.
+        /// The protocol; its name is the kind in a ticket's text.
         const PROTOCOL: &'static kind::Kind;
         const REPORTED_AS: &'static str;
         const IS_REENTRANT: bool;

@@ -52,7 +52,8 @@ macro_rules! unwind_safe {
     )+};
 }
 
-// No mutex is held while code of the user runs, so a panic of that code leaves nothing half done. `Client` likewise.
+// No mutex is held while code of the user runs, so a panic of that code leaves nothing half done. The same holds for
+// `Client`.
 unwind_safe! {
     [] crate::local::waiter::CancelToken,
     [K: AnyKind] Handle<K>,

@@ -7,9 +7,8 @@
 //!   otherwise. If the program stops, this process takes the terminal back and stops too, so the shell sees a stopped
 //!   job.
 //! - On Linux, orphans of the job become children of this process, which therefore sees them end.
-//! - On Linux, the guardian, a second process of this executable, kills the group if this process is killed. The
-//!   guardian leads the group and exists before the program does. While it exists, no other group can get the group's
-//!   number.
+//! - On Linux, a second process of this executable, the guardian, kills the job if this process is killed. The guardian
+//!   leads the group and exists before the program does. While the guardian exists, the number of the group is not reused.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
@@ -38,8 +37,9 @@ pub(crate) const GUARDIAN: &str = "redlatch-guardian";
 /// How often to look at processes of the job, since not all of them announce their end.
 const POLL: Duration = Duration::from_millis(50);
 
-/// A patience that three waits share. So long after its start, the program is watched for a group of its own. If processes
-/// of the job live longer after the program has ended, a message says so. The job has so long to stop after SIGTSTP.
+/// Three limits that happen to be the same. For this long after its start, the program is watched in case it makes a group
+/// of its own. If processes of the job outlive the program by this long, a message says so. If the program stops by
+/// SIGSTOP within this time after a SIGTSTP, the stop counts as the answer to it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How a program ended.
@@ -130,8 +130,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Passes signals on until the whole group has ended. If the lock is lost, ends the group. `losses` are those of all
-    /// holds of the client.
+    /// Passes signals on until the whole group has ended. If the lock is lost, ends the group.
     pub(crate) fn attend(
         &mut self,
         held: &dyn AnyHold,
@@ -149,7 +148,7 @@ impl Job {
                 }
                 Some(_) => after(POLL),
                 // The keyboard's signals go to the group that has the terminal. So a group that the program makes at its
-                // start has to be noticed, although nothing announces it.
+                // start has to be given the terminal. Nothing announces it, so look for it.
                 None if self.needs_terminal
                     && self.own_group.is_none()
                     && began.elapsed() < PATIENCE =>
@@ -163,7 +162,7 @@ impl Job {
                     Ok(SIGCHLD) => {}
                     Ok(SIGTERM) => self.end(options.grace),
                     Ok(SIGCONT) => {
-                        // The lease may have expired while both were stopped.
+                        // The lease may have expired while this process was stopped.
                         if !held.is_valid() {
                             self.end(options.grace);
                         }
@@ -196,7 +195,7 @@ impl Job {
         [self.group].into_iter().chain(self.own_group)
     }
 
-    /// Whether no process of the groups is left but the guardian.
+    /// Whether all processes of the groups, except the guardian, have ended.
     fn is_over(&self) -> bool {
         let (Some(guardian), Ok(all)) = (&self.guardian, std::fs::read_dir("/proc")) else {
             return self
@@ -225,8 +224,8 @@ impl Job {
         }
     }
 
-    /// Checks whether the program has made a group of its own. Until the program is reaped, no other group has its
-    /// number.
+    /// Checks whether the program has made a group of its own. Its number cannot belong to another group until the program
+    /// is reaped.
     fn look_for_own_group(&mut self) {
         if self.ended.is_none() && getpgid(Some(self.program)) == Ok(self.program) {
             let previous_group = self.own_group;
@@ -296,10 +295,11 @@ impl Job {
                 Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..))
                     if self.is_guardian(pid) =>
                 {
-                    // The guardian was killed, so its number may be reused.
+                    // The guardian was killed. Forget it: its number may be reused.
                     self.guardian = None;
                 }
-                // A real-time signal, which has no name here, has ended a child: perhaps the program.
+                // `EINVAL`: a child was ended by a real-time signal, which `Signal` cannot express. The child may be the
+                // program.
                 Err(Errno::EINVAL) if self.ended.is_none() => {
                     let is_gone = kill(self.program, None) == Err(Errno::ESRCH);
                     if is_gone {
@@ -315,7 +315,7 @@ impl Job {
     fn record_end(&mut self, status: i32, signal: Option<Signal>) {
         self.ended = Some(Ended { status, signal });
         if self.own_group.is_none() {
-            // The program's number may be reused from now on.
+            // From now on the program's number may be reused, so the guardian must not kill a group of that number.
             tell(&mut self.guardian, 0);
         }
     }
@@ -341,7 +341,8 @@ impl Job {
         // No process of the job may work while this one does not renew the lease.
         self.signal(Signal::SIGSTOP);
         match had_terminal {
-            // The keyboard's signal did not reach the rest of this process's group, such as a script that started it.
+            // The keyboard's signal went to the job alone. Stop the rest of this process's group too, such as the script
+            // that started this process.
             true => killpg(getpgrp(), Signal::SIGSTOP).ok(),
             false => raise(Signal::SIGSTOP).ok(),
         };
@@ -355,8 +356,8 @@ impl Job {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Takes the terminal back. Ctrl-C in it did not reach the rest of this process's group, such as a script that
-    /// started it, so this method passes the signal on.
+    /// Takes the terminal back. If the job had it and SIGINT or SIGQUIT ended the program, passes the signal on to this
+    /// process's group, such as a script in it that started this process: the keyboard's signal reached only the job.
     fn leave_terminal(&self, ended: Ended) {
         let had_terminal = self.return_terminal();
         if let Some(signal @ (Signal::SIGINT | Signal::SIGQUIT)) = ended.signal
@@ -421,7 +422,7 @@ fn dismiss(guardian: Option<Child>) {
     }
 }
 
-/// Tells the guardian which other group to kill too, zero for none.
+/// Tells the guardian which group to kill besides its own; zero for none.
 fn tell(guardian: &mut Option<Child>, group: i32) {
     let input = guardian
         .as_mut()
@@ -462,7 +463,7 @@ fn guardian() -> Option<Child> {
     None
 }
 
-/// Runs the guardian, which waits until its input ends: the process that started it was killed.
+/// Runs the guardian. The end of its input means that the process that started it was killed: then it kills the job.
 pub(crate) fn guard() -> ExitCode {
     let mut own_group = None;
     for line in std::io::stdin().lines().map_while(Result::ok) {

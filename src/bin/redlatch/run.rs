@@ -29,14 +29,15 @@ const NEEDED: [Signal; 2] = [Signal::SIGCHLD, Signal::SIGCONT];
 /// How long to wait after an error before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long to look for the holder of a lock. Connecting gets this long even if `--wait` is shorter.
+/// How long to look for the holder of a lock. Connecting gets at least this long, even if `--wait` is shorter.
 const LOOKING: Duration = Duration::from_millis(500);
 
 /// How long to wait for the reply to the last release.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// Sends signals to a channel from now on. A signal that was ignored when this process started, as HUP is under
-/// `nohup`, stays ignored, here and in the program. On other systems than Linux, ignored signals are unknown.
+/// Sends signals to a channel from now on. A signal that was ignored when this process started, as HUP is under `nohup`,
+/// stays ignored, here and in the program, unless it is in [`NEEDED`]. On systems other than Linux, this process cannot
+/// tell which signals were ignored, and handles all of them.
 fn listen(
     signals: &[i32],
     sender: &Sender<i32>,
@@ -51,8 +52,8 @@ fn listen(
     let mut handled = Signals::new(signals.iter().filter(is_heard))?;
     let sender = sender.clone();
     std::thread::spawn(move || {
-        // A process inherits the mask of the one that started it. If SIGCHLD stayed blocked, no end of the program would be
-        // seen. The program inherits the mask of the main thread, which stays as it was.
+        // A process inherits the mask of the one that started it. If SIGCHLD stayed blocked, no end of the program would
+        // be seen. Only this thread's mask changes: the program inherits the mask of the main thread.
         SigSet::from_iter(NEEDED).thread_unblock().ok();
         for signal in handled.forever() {
             // Send first, so that the thread woken by `heard` finds the signal.
@@ -80,7 +81,7 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, CommandFailure> {
         match taken {
             // The hold was granted just before the signal.
             Ok((client, Some(held))) => leave_unused(&client, options, held),
-            // Dropping the client sends what undoes an attempt.
+            // Dropping the client sends what undoes a cancelled attempt that Redis may have granted.
             other => drop(other),
         }
         return Ok(end_by(signals.try_recv().unwrap_or(SIGTERM)));
@@ -103,7 +104,7 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, CommandFailure> {
     };
     let ended = job.attend(&*held, &losses, &signals, options);
     let released = held.release();
-    // Wait for the reply to the release, also after an error.
+    // If the release has failed, give the client time to complete it.
     client.close(CLOSING).ok();
     let was_lost = job.was_lost;
     drop(job);
@@ -127,15 +128,17 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, CommandFailure> {
     Ok(u8::try_from(ended.status).unwrap_or(UNAVAILABLE))
 }
 
-/// Releases a hold under which no program was started. A normal release would keep the name for `--min-hold`.
+/// Releases a hold under which no program was started, by dropping it. With `--min-hold` the drop would keep the name for
+/// a while, so the hold is first taken away by force.
 fn leave_unused(client: &Client, options: &Run, held: Box<dyn AnyHold>) {
     if options.min_hold.is_some() {
         client.force_unlock_owner(&options.name, held.owner()).ok();
     }
 }
 
-/// The status of a process that a signal ends. SIGINT really ends this one: scripts stop at Ctrl-C only if they see
-/// that. The first process of a container cannot be ended by it.
+/// The status of a process that a signal ends. SIGINT really ends this process, since scripts stop at Ctrl-C only if the
+/// signal ended their command. The first process of a container (number 1) is not ended by the signal, and returns the
+/// status.
 fn end_by(signal: i32) -> u8 {
     if signal == SIGINT && std::process::id() != 1 {
         emulate_default_handler(SIGINT).ok();
@@ -151,7 +154,7 @@ fn not_started(options: &Run, err: &std::io::Error) -> CommandFailure {
     CommandFailure::new(status, format!("{}: {err}", options.command[0].display()))
 }
 
-/// A wait for the lock and, if it has a time limit, for an unreachable Redis.
+/// A wait for the lock and, with `--wait`, for a Redis that is unreachable.
 struct Wait<'a> {
     options: &'a Run,
     cancelled: &'a CancelToken,
@@ -191,8 +194,8 @@ impl<'a> Wait<'a> {
     /// Opens a client in a thread of its own, so that `--wait` and a signal end the wait for a server that is silent.
     fn opened(&self, config: Config) -> Result<Client, CommandFailure> {
         let opened = beside(move || Client::open(config))?;
-        // Without `--wait`, the connect timeout alone limits how long connecting may take. With a short `--wait`, a server that
-        // answers still has time to.
+        // Without `--wait`, the connect timeout alone limits how long connecting may take. Even with a short `--wait`, a
+        // server that works has [`LOOKING`] to answer.
         let began = Instant::now();
         let limit = self
             .options
@@ -237,7 +240,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Whether to try again: the failure may pass, and the time limit is not over after a pause.
+    /// Whether to try again, after a pause: with `--wait`, if the failure may pass, time is left and no signal came.
     fn outlasts(&mut self, failure: &CommandFailure) -> bool {
         let is_over = self.left().is_zero() || self.cancelled.is_cancelled();
         if self.options.wait.is_none() || !failure.is_retryable || is_over {

@@ -24,7 +24,7 @@ pub(crate) fn say_in_passing(text: String) {
     }
 }
 
-/// Does something that may take long in a thread of its own. The receiver gets the result.
+/// Runs work that may take long, in a thread of its own. The receiver gets the result.
 pub(crate) fn beside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> std::io::Result<Receiver<T>> {

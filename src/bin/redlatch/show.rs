@@ -16,7 +16,7 @@ fn is_coloured() -> bool {
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// The first line in bold.
+/// The text with its first line in bold, if the output is coloured.
 fn headed(text: &str) -> String {
     match text.split_once('\n') {
         _ if !is_coloured() => text.to_owned(),
@@ -25,7 +25,7 @@ fn headed(text: &str) -> String {
     }
 }
 
-/// As JSON, its keys in order.
+/// Prints JSON with sorted keys.
 fn pretty(shown: impl serde::Serialize) -> Result<(), CommandFailure> {
     let value = serde_json::to_value(shown).expect("strings and numbers");
     print(format_args!("{value:#}"))
@@ -158,7 +158,7 @@ fn force(client: &Client, name: &str) -> Result<bool, CommandFailure> {
             let semaphore = client.expirable_semaphore(name);
             let (rounds, mut is_done) = (info.held.div_ceil(LISTED), false);
             for round in 0..rounds {
-                // The next permits are listed once these are released.
+                // `inspect` lists the next permits, now that those of the last round are released.
                 if round > 0 {
                     info = client.inspect(name)?;
                 }
