@@ -6,7 +6,8 @@
 -- KEYS[4]  alive      sorted set: ticket of ours -> epoch ms until which it counts as alive
 -- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
--- ARGV[2]  ticket     "<client uuid>:<number>", with a number never used before; names the owner, and its place in the queue
+-- ARGV[2]  ticket     "<client uuid>:<number>", with a number that no other ticket has; names the owner, and its place in the
+--                     queue
 -- ARGV[3]  lease_ms   integer > 0; how long the hold lives unless renewed
 -- ARGV[4]  place      'new': the ticket wants a place; 'has': it has one; 'last': it has one, and gives it up if the lock is
 --                     free but somebody else is next, since its call ends soon; 'none': it wants none

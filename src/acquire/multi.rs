@@ -473,7 +473,8 @@ enum Gathering {
 ///   before M, so M is also that thread's first member. That thread was not refused M, so it did not give up.
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member L. The thread that
 ///   has L cannot be asking again for a member behind L. So that thread gets its whole set, or is refused a member before
-///   L and releases L.
+///   L and releases L. In the second case a thread that asks for L gets L next, and from then on asks only for later
+///   members. Sets are finite, so in the end some thread has its whole set.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

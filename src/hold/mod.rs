@@ -430,8 +430,8 @@ impl Hold {
     }
 
     /// The meaning of the reply to [`renew_request`](Self::renew_request). Stores a permit's new end. `None`: somebody has
-    /// changed the lease of a permit, so the renewal did nothing and has to be sent again. Re-entry does not use this
-    /// function: only permits give `None`, and they are not reentered.
+    /// changed the lease of a permit, so the renewal did nothing and has to be sent again. Re-entry reads its reply with
+    /// `script::renewed` instead, and need not handle `None`: only permits give it, and they are not reentered.
     fn renewal(&self, reply: Value) -> std::result::Result<Option<Renewed>, Unexpected> {
         let previous_end = self.permit_ends_at();
         let mut ends_at = previous_end;

@@ -78,8 +78,9 @@ impl<R> Cohort<R> {
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
         // A single other process is next in any case and needs no debt. No debt begins if the cohort has started again
-        // since the release. Only a thread that adopts a hold can do that, since the contender still waits for the reply.
-        // The adopted hold was granted to another process after the release, so others have had their turn.
+        // since the release. Only a thread that adopted a hold can have started it: the contender was waiting for the
+        // reply to the release until now. The adopted hold was granted to another process after the release, so others
+        // have had their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };

@@ -34,8 +34,8 @@
 //! already (exceptions at [`enter`](LocalLock::enter)); Redis decides whether writers of other processes go first. A
 //! thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
 //!
-//! At a grant the queued readers join as well, in their order. The first reader that cannot join becomes the contender. A
-//! second reader that cannot join, or a writer, has to wait, and so does every thread behind it.
+//! When Redis grants a shared hold, the queued readers join it in their order. The first reader that cannot join becomes
+//! the contender. A second reader that cannot join, or a writer, has to wait, and so does every thread behind it.
 //!
 //! **Queue in Redis.** For a fair lock Redis keeps the queue ([`Order::Server`]): every thread is a contender, and only
 //! Redis hands the lock over.

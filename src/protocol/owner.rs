@@ -1,4 +1,4 @@
-//! Owners of holds: the client's id, and a number that is new for every acquire.
+//! Owners of holds: the client's id, and a number that no other hold has.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,8 +9,8 @@ use crate::process;
 
 /// Draws the owner ids of one client.
 ///
-/// A new number is drawn for every acquire that is sent, and no number is used twice. So a command that arrives late,
-/// or twice, or from a connection given up long ago, affects only the hold for which it was made.
+/// No number is drawn twice, and none is used for two holds. So a command that arrives late, or twice, or from a
+/// connection given up long ago, affects only the hold for which it was made.
 pub(crate) struct Owners {
     /// The client's id and a colon.
     front: String,

@@ -352,8 +352,8 @@ impl QuorumHold {
 
     /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Calls for other parts are not stored. Rule 1's proof does not hold for a part whose acquire is unanswered, because
-    /// the undo of that acquire may run after this renewal.
+    /// Only calls for kept parts are stored. For a part whose acquire is unanswered, a renewal that finds the number
+    /// proves nothing (rule 1): the undo of that acquire may run after the renewal.
     ///
     /// A stored call of an earlier round is overwritten, because this round asks the same question again. If the
     /// overwritten call would have reported a loss, and this round's call gets no answer, the watchdog's next renewal
