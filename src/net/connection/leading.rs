@@ -466,7 +466,7 @@ impl Drop for Served {
 }
 
 #[cfg(test)]
-mod tests {
+mod slices {
     use super::*;
 
     #[test]
@@ -488,5 +488,4 @@ mod tests {
 }
 
 #[cfg(all(test, unix))]
-#[path = "leading/tests.rs"]
-pub(super) mod appointments;
+pub(super) mod tests;

@@ -287,10 +287,9 @@ impl Connection {
     /// Makes the successor take over if the old connection [can hand over](Up::can_hand_over), and returns whether it did.
     /// Then the caller writes what is queued.
     ///
-    /// While a successor waits, no thread begins to write over the old connection, unless its socket is full. So the old
-    /// connection is done once the replies that are due have come. Every thread that would write comes here instead, and
-    /// so does a leader that steps down. The generation stays the same: no command is lost, so threads that wait for
-    /// replies need not know.
+    /// Until then no thread begins to write over the old connection ([`Up::successor`]), so that connection is done once
+    /// the replies that are due have come. Every thread that would write comes here instead, and so does a leader that
+    /// steps down. The generation stays the same: no command is lost, so threads that wait for replies need not know.
     pub(super) fn hand_over(&self, state: &mut MutexGuard<'_, ConnectionState>) -> bool {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {

@@ -100,10 +100,9 @@ impl Connection {
 
     /// Writes what is queued over the connection, or over its successor once that has taken over.
     ///
-    /// While a successor waits, no thread begins to write over the old connection. A thread that would write, or has
-    /// written, lets the successor take over and repeats the loop; if that is not possible yet, it leaves the bytes
-    /// queued. The exception is a full socket, to which the rest of a command has to be written first. Each hand-over uses
-    /// up the successor, so the loop ends.
+    /// While a [successor](Up::successor) waits, a thread that would write, or has written, lets it take over and repeats
+    /// the loop. If the successor cannot take over yet, the bytes stay queued. Each hand-over uses up the successor, so
+    /// the loop ends.
     pub(super) fn write_queued<'a>(
         &'a self,
         mut state: MutexGuard<'a, ConnectionState>,

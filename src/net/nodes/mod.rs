@@ -13,10 +13,11 @@
 //! | no answer: the node is unreachable | to the slot's master; while that is unreachable, the nodes are asked who the master is now |
 //!
 //! **A call for which a thread waits** follows a redirection at once, a few times in a row. If the connection is lost
-//! before the reply, the call is undone, unless Redis applies it only once, and a new one takes its place, except for
-//! guarded commands ([`calls`]). **A release for which no thread waits** goes to the [ledger](super::ledger) if its answer
-//! is a redirection or a rejection for now. The connection to the slot's master takes the release from there. After `ASK`,
-//! housekeeping, or the next command to the named node, sends it to that node.
+//! before the reply, the call is undone, and a new one takes its place. Two kinds are not undone: a request that Redis
+//! applies only once is sent again, and a guarded command is not ([`calls`]). **A release for which no thread waits** goes
+//! to the [ledger](super::ledger) if its answer is a redirection or a rejection for now. The connection to the slot's
+//! master takes the release from there. After `ASK`, housekeeping, or the next command to the named node, sends it to that
+//! node.
 //!
 //! A node that was a master once keeps its number and its [`Connection`] object until the client is closed, so the number
 //! of the node to which a call went leads to the `Connection`. When the table of masters has changed, the sockets to nodes
@@ -157,8 +158,7 @@ impl Nodes {
     fn connection(&self, node: usize) -> &Arc<Connection> {
         let place = self.connections.place(node);
         place.get().unwrap_or_else(|| {
-            // The mutex is held until the connection is in its place, so `close` finds the connection there, or the
-            // connection is closed from the start.
+            // Held until the connection is in its place: see `closed`.
             let closed = self.closed.lock();
             place.get_or_init(|| Arc::new(self.new_connection(node, *closed)))
         })

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 
 use super::super::housekeeping::tests::undo;
-use super::super::leading::appointments::{GENEROUS, led};
+use super::super::leading::tests::{GENEROUS, led};
 use super::super::writing::tests::{large, unled};
 use crate::net::call::Call;
 use crate::net::request::Request;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::super::housekeeping::tests::undo;
-use super::super::leading::appointments::{GENEROUS, led};
+use super::super::leading::tests::{GENEROUS, led};
 use crate::net::connection::{Housekeeper, WorkLeft};
 use crate::net::request::Request;
 
