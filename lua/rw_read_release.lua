@@ -22,9 +22,9 @@
 --          and the lock's TTL becomes that of the longest-lived. Of more readers, FEW random fields at a time are checked,
 --          until a living reader is found. The lock then keeps its TTL, or gets the longer one that a checked reader needs. A
 --          TTL that is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128) readers,
---          all are checked if the lock has no TTL. If the TTL is more than twice what the checked readers need, all are
---          checked as well: always if the leaving hold's own key had more than nine tenths of the lock's TTL left (the TTL was
---          then probably set for that hold), otherwise in about one release of 16
+--          all are checked if the lock has no TTL, and also if two things are true: the TTL is more than twice what the checked
+--          readers need; and it was probably set for the hold that leaves, since that hold's own key had more than nine tenths
+--          of it left, or this release is one of about 16, chosen by chance
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

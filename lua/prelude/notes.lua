@@ -14,7 +14,7 @@ local waiter, behind, note_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 -- These reads come first: if a key holds another type, they fail before anything is written.
 local noted, other = redis.call('get', KEYS[2]), redis.call('get', KEYS[3])
--- After how many ms each note is gone. A note without a TTL is not ours (PTTL -1 makes 0 here), and counts as none.
+-- The time in ms until each note is gone. A note without a TTL is not ours (PTTL -1 makes 0 here), and counts as none.
 local noted_ms = noted and redis.call('pttl', KEYS[2]) + 1
 local other_ms = other and redis.call('pttl', KEYS[3]) + 1
 noted, other = noted_ms ~= 0 and noted, other_ms ~= 0 and other
@@ -25,8 +25,9 @@ elseif behind ~= other then
   behind = ''
 end
 
--- The reply to a waiter that has to wait: it asks again in `ms`, when the obstacle ends (-1: not known), or earlier for a
--- note. Also notes the waiter if this side has no note, and extends the note if it is the waiter's own.
+-- The reply to a waiter that has to wait; `ms` is the time until the obstacle ends (-1: not known). The waiter asks again
+-- after that time, or earlier because of a note of its side: after `again_ms`, to extend its own, or when that of another
+-- waiter ends. If this side has no note, the waiter is noted here.
 local function refused(ms)
   local look_ms = noted and noted_ms
   if note_ms > 0 and (not noted or noted == waiter) then

@@ -185,8 +185,9 @@ struct Batch {
 impl Undo for Batch {
     fn undo(&self) -> Deferred {
         let request = protocol::release(&self.entry.protocol, &self.ids);
-        // Until it is answered, the undo is sent again for `UNDO_FOR`, during which the server may still execute the
-        // acquire, or for the lease if that is longer: permits that nobody knows of stay taken until their lease ends.
+        // The undo is sent again until it is answered, for `UNDO_FOR` or for the lease, whichever is longer. Until
+        // `UNDO_FOR` is over, the server may still execute the acquire. Until the lease ends, permits that nobody knows of
+        // would stay taken.
         let useful_until = Instant::now() + self.ttl.max(UNDO_FOR);
         self.entry
             .deferred(request, &OwnerId::default(), useful_until, true)

@@ -16,9 +16,9 @@
 //!    precedence (10 s, [`PRECEDENCE`]) ends.
 //! 2. A note is known by the number of the request that made it.
 //! 3. A request without a reply is undone, and its note with it. The next request has a new number, and its waiter counts
-//!    as a newcomer. Otherwise two waiters could wait for each other: V gets behind W's first number; a request of W has
-//!    no reply and is undone; W asks again as a newcomer, finds V's note, and is behind V. If W then used its first number
-//!    again, V would still be behind W.
+//!    as a newcomer. The number has to be new, because another waiter may be behind the old one. For example, V is behind
+//!    W's note when a request of W gets no reply. W asks again, finds V's note, and is behind V. If W kept its number, V
+//!    would still be behind W, and each would wait for the other.
 
 #[cfg(test)]
 mod model;

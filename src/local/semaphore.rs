@@ -59,8 +59,8 @@ pub(crate) struct Given<W> {
     /// The first in the queue, which has to be woken so that it asks Redis: it may have become first just now, or its
     /// request may succeed now.
     pub(crate) first: Option<W>,
-    /// How many go back to Redis: all after the tenure, else what is too little for the first in the queue, if there is
-    /// one.
+    /// How many permits go back to Redis: after the tenure, all of them; within the tenure, the rest that no thread in the
+    /// queue was handed. That rest is too small for the thread that is first now, if any.
     pub(crate) back: u32,
 }
 
@@ -147,8 +147,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
                     first: self.first(),
                 }
             }
-            // While the request was on its way, another thread released permits and `give` took this thread off the
-            // queue.
+            // While the request was on its way, this thread was taken off the queue: by `give`, with permits of another
+            // thread, or by `dismiss`.
             Some(_) => Granted::Surplus,
         }
     }

@@ -224,8 +224,8 @@ impl Job {
         }
     }
 
-    /// Checks whether the program has made a group of its own. Its number cannot belong to another group until the program
-    /// is reaped.
+    /// Checks whether the program has made a group of its own. The number of such a group is the program's process id, so
+    /// no other group can have it until the program is reaped.
     fn look_for_own_group(&mut self) {
         if self.ended.is_none() && getpgid(Some(self.program)) == Ok(self.program) {
             let previous_group = self.own_group;
