@@ -20,7 +20,7 @@ scripts!(packed);
 
 /// A lease for scripts: whole milliseconds, rounded up; zero stays zero.
 pub(crate) fn lease_ms(lease: Duration) -> u64 {
-    u64::try_from(lease.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
+    u64::try_from(lease.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// A reply that the script never gives: the key or the server is not what it should be.

@@ -139,6 +139,11 @@ fn a_latch_without_anything_left_is_open() {
 fn a_lease_is_rounded_up_to_milliseconds() {
     assert_eq!(lease_ms(Duration::from_micros(10_001)), 11);
     assert_eq!(lease_ms(Duration::from_millis(10)), 10);
+    // `lua/lock_keep.lua` with 0 would keep the lock without a TTL.
+    assert_eq!(lease_ms(Duration::from_nanos(1)), 1);
+    assert_eq!(lease_ms(Duration::from_nanos(10_000_001)), 11);
+    assert_eq!(lease_ms(Duration::ZERO), 0);
+    assert_eq!(lease_ms(Duration::MAX), u64::MAX);
 }
 
 #[test]
@@ -191,7 +196,8 @@ proptest! {
             let ms = lease_ms(lease);
             prop_assert!(u128::from(ms) >= lease.as_millis() || ms == u64::MAX);
             prop_assert!(u128::from(ms) <= lease.as_millis() + 1);
-            prop_assert!(lease.is_zero() || lease < Duration::from_nanos(1000) || ms > 0);
+            prop_assert!(lease <= Duration::from_millis(ms) || ms == u64::MAX);
+            prop_assert_eq!(lease.is_zero(), ms == 0);
         }
     }
 }
