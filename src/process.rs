@@ -97,8 +97,8 @@ fn view() -> Option<[u8; 6]> {
         let mut lines = status.lines().filter_map(|line| line.strip_prefix(name));
         lines.next().map(str::trim)
     };
-    // A process has more than one number here if `/proc` shows a namespace above its own. There its number may be that of
-    // another process.
+    // `NSpid` has more than one number if `/proc` shows a namespace above that of this process. In that namespace another
+    // process may have the number that `std::process::id` returns.
     if line("NSpid:")? != std::process::id().to_string() {
         return None;
     }

@@ -143,8 +143,8 @@ impl Budget {
     }
 }
 
-/// The grid of [`on_shared_tick`]. Spans from 8 ticks on end at a multiple of 1 tick, from 16 on at a multiple of 2 ticks,
-/// from 32 on at a multiple of 4.
+/// The grid of [`on_shared_tick`]. A span of at least 8 ticks ends at a multiple of 1 tick, one of at least 16 ticks at a
+/// multiple of 2 ticks, and one of at least 32 ticks at a multiple of 4 ticks.
 const TICK: Duration = Duration::from_millis(64);
 
 /// The most doublings of a tick. With longer ticks, too many threads would wake at the same moment.

@@ -1,6 +1,6 @@
 //! The verdict on a reply: what to do with the request that it answers. No other file knows the error codes of Redis in
-//! the table below. `RESTARTED` is a code of our own: `lua/red_acquire.lua` returns it. The text of that error contains
-//! the server's `run_id`, which `KnownMaster::learn` reads.
+//! the table below. `RESTARTED` is a code of our own: `lua/red_acquire.lua` returns it. If it means that the server is
+//! another one, its text contains that server's `run_id`, which `KnownMaster::learn` reads.
 //!
 //! | code | a request that a thread waits for, but not a user's script | a user's script (a thread waits for it) | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
@@ -51,7 +51,7 @@ pub(crate) struct Redirection {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestFacts {
     pub(crate) kind: RequestKind,
-    /// The request was sent with the script's text, or runs no script.
+    /// The request was sent with the script's text. (Any value will do for a request without a script.)
     pub(crate) by_text: bool,
     /// How often in a row nodes have redirected the request.
     pub(crate) redirected: u8,
@@ -247,8 +247,8 @@ fn line_of(err: &RedisError) -> String {
     )
 }
 
-/// The redirection of a request that was redirected too often. The nodes will agree once the slot has moved, so this error
-/// has to be one that passes (`is_transient`); the redirection itself is not.
+/// The redirection of a request that was redirected too often. The nodes will agree once the slot has moved, so the error
+/// that is returned counts as transient (`is_transient`). The redirection itself would not.
 fn in_a_circle(redirection: &RedisError) -> RedisError {
     let text = format!(
         "the nodes of the cluster do not agree which of them has the slot: {}",

@@ -33,9 +33,9 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// That is about the number of hand-overs in a tenure of 5 ms. Tokens are at least the server's time in microseconds.
-/// Unless that clock is set back, the last token of a draw is larger than that time by less than 1024
-/// (`lua/prelude/tokens.lua`). So a draw soon after the last one gets fewer tokens, but at least one.
+/// That is about the number of hand-overs in a tenure of 5 ms. A token is a number of microseconds: the time by the
+/// server's clock, or later. A draw may run ahead of that clock, but by less than 1024 microseconds unless the clock is
+/// set back (`lua/prelude/tokens.lua`). So a draw soon after the last one gets fewer tokens, but at least one.
 const TOKENS: u64 = 1024;
 
 /// A thread in the queue of a fair lock asks for the last time this long before its time is up. If a quarter of its time is

@@ -30,7 +30,8 @@ pub(crate) struct Listening {
     has_begun: bool,
     /// Empty if nothing is announced; one subscription for each master of a quorum.
     subscriptions: Vec<Subscription>,
-    /// How many subscriptions are enough: every majority contains at least one of this many masters, whichever they are.
+    /// How many subscriptions are enough: so many that the masters without one are too few for a majority. Then every
+    /// majority that grants the lock contains a master to which this thread listens.
     needed: usize,
     /// When the wait began, and when it is logged next.
     long_wait: Option<(Instant, Option<Instant>)>,

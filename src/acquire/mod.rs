@@ -105,15 +105,15 @@ impl From<Error> for NoReply {
 /// How the loop ended.
 pub(crate) enum Outcome<G> {
     Granted(G),
-    /// By the last reply, somebody else has it.
+    /// The last reply said that somebody else has it.
     Busy(Busy),
     /// The time was up before there was any reply; a grant that Redis may have made is being undone.
     TooLate,
 }
 
 impl<G> Outcome<G> {
-    /// The end of a wait whose time is up. `was_refused`: by the last reply, to this thread or another of the process,
-    /// somebody has the thing.
+    /// The end of a wait whose time is up. `was_refused`: the last reply, to this thread or to another thread of the
+    /// process, said that somebody has the thing.
     fn without_grant(was_refused: bool) -> Self {
         match was_refused {
             true => Self::Busy(Busy::default()),
@@ -247,7 +247,7 @@ struct Waiting<'a, S> {
     /// How often the thread has parked.
     parks: u32,
     /// The signals before the last park; `None` if that park awaited no message, or a thread of this process has ended it.
-    /// A grant without news since these signals was not announced.
+    /// If the signals are the same when a grant comes, no message announced the grant.
     silent_since: Option<Signals>,
 }
 

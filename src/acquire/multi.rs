@@ -471,10 +471,10 @@ enum Gathering {
 /// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
 ///   take a thread T whose first member M is the earliest of all first members. The thread in T's way holds M. No set begins
 ///   before M, so M is also that thread's first member. That thread was not refused M, so it did not give up.
-/// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member L. The thread that
-///   has L cannot be asking again for a member behind L. So that thread gets its whole set, or is refused a member before
-///   L and releases L. In the second case a thread that asks for L gets L next, and from then on asks only for later
-///   members. Sets are finite, so in the end some thread has its whole set.
+/// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member, L. Let U be the
+///   thread that has L. U does not ask again for a member behind L, since L is the latest. So U gets its whole set, or is
+///   refused a member before L, and then releases L. In the second case a thread that asks for L gets L next, and from
+///   then on asks only for later members. Sets are finite, so in the end some thread has its whole set.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

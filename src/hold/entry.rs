@@ -100,7 +100,7 @@ pub(crate) enum Wakeup {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct EntryKey {
     pub(crate) kind: &'static Kind,
-    /// A name, or a list of them.
+    /// The name; of a lock that a majority keeps, a list of the name and the ids of its clients.
     pub(crate) id: Arc<str>,
 }
 

@@ -23,7 +23,7 @@ const SHARDS: usize = 32;
 /// How many entries a sweep checks at most.
 const SWEEP: usize = 1024;
 
-/// All entries of a client, by kind and id: the name, or a list of them.
+/// All entries of a client, by kind and id ([`EntryKey`]).
 ///
 /// 1. Mutexes are taken in this order: a shard, an entry, the list of free entries.
 /// 2. An entry is dropped only while its shard is locked and only the shard refers to it. So two threads that use one
@@ -99,7 +99,7 @@ impl Registry {
         }
     }
 
-    /// The entry of a name, or a list of names, made if there is none, and kept from now on until it is idle.
+    /// The entry of a kind and an id. It is made if there is none, and kept from now on until it is idle.
     ///
     /// # Errors
     ///

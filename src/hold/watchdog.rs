@@ -4,8 +4,8 @@
 //! The [`Watchdog`] keeps the moment at which each hold needs attention next: when its renewal is due, its fixed lease
 //! ends, or its `max_hold` ends. The thread sleeps until the first of these moments and [sends](renewing) the renewals
 //! that are due, in the order in which the holds would end. The thread waits for one master for about [`SLICE`] at a time,
-//! to connect or to read. Between two checks of what is due it may spend such a slice on each master. So a loss is
-//! reported at most a few slices per master late, even while Redis is frozen.
+//! to connect or to read. Between two checks of what is due it may spend such a slice on each master. So the report of a
+//! loss is late by a few slices for each master at most, even while Redis is frozen.
 //!
 //! ```text
 //!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
@@ -42,7 +42,7 @@ use crate::time;
 /// The longest wait of the thread for the bytes of one connection, or for a connection to one master.
 const SLICE: Duration = Duration::from_millis(5);
 
-/// The most due entries handled in one call of `dispatch`; with more of them, renewals are sent between two calls.
+/// How many entries one call of `dispatch` handles at most. If more are due, renewals are sent between two calls.
 const PORTION: usize = 4096;
 
 /// Housekeeping begins this long after the first request for it, so that one run serves many requests. A run lasts no

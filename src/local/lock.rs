@@ -251,9 +251,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
     }
 
-    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader that does not
-    /// wait, or is `readers_first`, may ask beside a reader that asks already: a writer of another process may delay that
-    /// reader's grant.
+    /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader may ask Redis
+    /// although another reader of this process asks already, if the new one does not wait or is `readers_first`. It need
+    /// not wait for the other reader, whose grant a writer of another process may delay.
     pub(crate) fn enter(
         &mut self,
         thread: u64,

@@ -205,9 +205,9 @@ impl Channels {
             Some(
                 ChannelCommand::Subscribe { channel, .. } | ChannelCommand::Unsubscribe { channel },
             ) => is_moved(channel),
-            // Possible if the node ended the subscription while UNSUBSCRIBE was under way. Then `ended` took the node's
-            // message for the reply to UNSUBSCRIBE and removed the command, so this error belongs to no command that is
-            // left.
+            // The node ended the subscription while UNSUBSCRIBE was on its way, and then rejected UNSUBSCRIBE. By then
+            // `ended` has removed that command, because it took the node's message for the reply. So the error belongs to
+            // no command that is left.
             Some(ChannelCommand::Ping) | None => false,
         };
         if is_meant

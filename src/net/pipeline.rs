@@ -75,8 +75,8 @@ pub(super) struct InFlight {
     /// The value of `queued` when the last batch from the ledger had been queued. Once that many calls are answered, so is the
     /// batch.
     batch_ends: u64,
-    /// The latest of: the last reply, the last bytes that a full socket took, the last command that was queued while no
-    /// reply was due, the beginning of the connection.
+    /// The latest of these moments: the last reply came; a socket that had been full took bytes; a command was queued
+    /// while no reply was due; the connection began.
     pub(super) last_heard: Instant,
     /// When a read last found nothing: everything that had arrived by then has been read.
     pub(super) quiet_at: Instant,
@@ -208,8 +208,9 @@ impl Pipeline {
     /// The call that ends the backlog; `None` if there is no backlog. There is one if the last undo has no reply and
     /// [`AT_ONCE`] or more calls are in flight.
     ///
-    /// An attempt waits for this call once before it is sent, so a thread has at most one attempt in the backlog. Threads
-    /// with short time limits would otherwise send attempts and undos faster than the server executes them.
+    /// An attempt to acquire waits once, before it is sent, until this call is answered. By then the earlier attempts of
+    /// its thread are answered too, so a thread has at most one attempt in the backlog. Threads with short time limits
+    /// would otherwise send attempts and undos faster than the server executes them.
     pub(super) fn backlog_end(&mut self) -> Option<Arc<Call>> {
         self.last_undo.take_if(|undo| undo.outcome().is_some());
         let awaiting = &self.in_flight.as_ref()?.awaiting;

@@ -39,8 +39,8 @@ fn meaning<'a>(code: &'a str, detail: &'a str) -> Option<(&'a str, &'a str)> {
     };
     let (code, text) = match inner {
         Some(inner) => coded(inner.strip_prefix('-').unwrap_or(inner)),
-        // If the script returns the error for a missing right that `redis.pcall` gave it, the text names no place in the
-        // script, so `before_script` finds none.
+        // If the user lacks a right, `redis.pcall` gives the script an error that the script may return. Its text names no
+        // place in the script, so `before_script` finds none.
         None => match before_script(detail) {
             None if is_denied(code, detail) => (code, detail),
             text => (code, text?),

@@ -32,8 +32,8 @@ impl Majority {
         self.nodes + 1 - self.needed()
     }
 
-    /// The lowest bound that the values of a majority of the nodes do not exceed: the `needed`-th lowest value. `None` if
-    /// there are fewer than `needed` values.
+    /// The `needed`-th lowest value, so the values of a majority of the nodes are not above it. `None` if there are fewer
+    /// than `needed` values.
     pub(crate) fn bound<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
         let mut values: Vec<T> = values.into_iter().collect();
         values.sort_unstable();

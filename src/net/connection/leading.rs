@@ -5,7 +5,7 @@
 //! | moment | meaning |
 //! | --- | --- |
 //! | `sent_at` | the caller's command was queued |
-//! | `last_heard` | the latest of: the last reply, the last bytes that a full socket took, the last time that a command was queued while no reply was due, the beginning of the connection |
+//! | `last_heard` | the latest of these moments: the last reply came; a socket that had been full took bytes; a command was queued while no reply was due; the connection began |
 //! | `silent_at` | `last_heard` plus the caller's patience: if nothing is read by then, the server may count as silent |
 //! | `quiet_at` | the end of the last read that found nothing (its beginning, if the reading thread may have been suspended): all that had arrived by this moment has been read |
 //! | `until` | the end of the caller's time |

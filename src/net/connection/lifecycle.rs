@@ -45,7 +45,7 @@ impl Down {
         }
     }
 
-    /// Whether the last failure, timeouts after it aside, was one that does not pass by itself.
+    /// Whether the last failure was one that does not pass by itself. Timeouts that followed such a failure do not count.
     fn is_final(&self) -> bool {
         self.why.as_ref().is_some_and(|why| !is_transient(why))
     }

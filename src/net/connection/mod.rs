@@ -108,8 +108,8 @@ struct ConnectionState {
     /// before it uses the connection again: see [`up`](Self::up).
     generation: u64,
     pipeline: Pipeline,
-    /// When `max_silence` would have ended for the connection that was last dropped as silent; if it was in doubt, it was
-    /// dropped earlier. Until this moment, a timeout does not prove that the server is unreachable.
+    /// The last sign of life of the connection that was last dropped as silent, plus `max_silence`. (A connection in doubt
+    /// is dropped sooner than that.) Until this moment, a timeout does not prove that the server is unreachable.
     doubted_until: Instant,
     /// The last connection that was [finished](Socket::finish). The socket stays open until the next one is finished: a closed
     /// socket answers the server with a reset, at which the server may drop commands that it has not read.

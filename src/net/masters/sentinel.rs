@@ -107,9 +107,10 @@ impl Service {
         lags
     }
 
-    /// Called after a round in which each server failed: a Sentinel lags behind this client, gives no usable answer, or
-    /// names a later master that does not confirm. If any lags behind, the client assumes that the Sentinels were set up
-    /// from scratch: the highest epoch that one of these named counts from now on. Returns whether any has named a master.
+    /// Called after a round in which every server failed: a Sentinel fails if it lags behind this client, gives no usable
+    /// answer, or names a later master whose `ROLE` disagrees. If any Sentinel lags behind, the client assumes that the
+    /// Sentinels were set up from scratch: the highest epoch that one of these named counts from now on. Returns whether
+    /// any has named a master.
     ///
     /// The price: if the only Sentinel that can be reached is cut off together with a former master, the client connects
     /// to that master. The present master does not know the locks that are granted there, so other clients may acquire

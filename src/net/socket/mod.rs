@@ -493,8 +493,8 @@ impl Read for Sliced<'_> {
             if std::mem::replace(&mut self.has_read, true) && Instant::now() >= self.until {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            // The socket's timeout is changed only if it is too long or far too short, since that costs a system call. The read
-            // may therefore end up to `SLICE` early.
+            // The socket's timeout is changed only if it is too long or far too short, since that costs a system call. So
+            // the read may end too early, but by `SLICE` at most.
             if *self.timeout > slice || (*self.timeout * 8).min(*self.timeout + SLICE) < slice {
                 self.stream.plain().set_read_timeout(Some(slice))?;
                 *self.timeout = slice;
