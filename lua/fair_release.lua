@@ -23,7 +23,7 @@ end
 if redis.call('exists', KEYS[1]) == 1 then
   return released and 0 or -2
 end
--- The lock is free, perhaps because a hold expired without a message, or the place removed above was the first. So the next
--- waiter is notified in either case.
+-- The lock is free. The next waiter is notified even if this ticket had no hold: a hold may have expired without a message, or
+-- the place that was removed above was the first.
 local notified = notify(first())
 return released and notified or -1

@@ -9,7 +9,7 @@
 -- Returns  {n}       taken; the permits expire at n, in epoch ms by the server's clock
 --          n > 0     too few are available; if nobody renews, there are enough in n ms
 --          -1        too few are available, for as long as nobody returns any
---          -2        the number of permits was never set
+--          -2        there is no number of permits: it was never set, or its key is gone
 --
 -- Keeps    the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait are
 --          notified; a deleted KEYS[1] is not created again

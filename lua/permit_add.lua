@@ -26,8 +26,8 @@ local wrong, available, _, over, back = look()
 if wrong then
   return wrong
 end
--- If the number was deleted, expired permits must not count. `back` of them are only removed here; later calls will add the
--- other `over - back`, so these are subtracted in advance.
+-- If there is a number, the `back` expired permits that are removed here are added to it. If it was deleted, expired permits
+-- must not count: these add nothing, and the other `over - back`, which later calls will add, are subtracted now.
 local gained = more + back - (available and 0 or over)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

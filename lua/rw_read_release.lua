@@ -22,9 +22,11 @@
 --          and the lock's TTL becomes that of the longest-lived. Of more readers, FEW random fields at a time are checked,
 --          until a living reader is found. The lock then keeps its TTL, or gets the longer one that a checked reader needs. A
 --          TTL that is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128) readers,
---          all are checked if the lock has no TTL. They may also be checked if the TTL is more than twice what the readers that
---          were checked first need. Then all are checked if the leaving hold's own key had more than nine tenths of that TTL
---          left, since the TTL was probably set for this hold; and by chance, in about one release of 16
+--          all are checked in each of these cases:
+--          - The lock has no TTL.
+--          - The TTL is more than twice what the readers that were checked first need, and the leaving hold's own key had more
+--            than nine tenths of the TTL left, so the TTL was probably set for this hold.
+--          - The TTL is more than twice what they need, and this is one release of about 16, chosen by chance.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

@@ -491,7 +491,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// A command was sent, and its caller has no reply.
+/// A command was sent, and its caller has no reply that it can read.
 #[derive(Debug)]
 struct MayHaveRun {
     err: RedisError,

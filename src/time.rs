@@ -92,6 +92,9 @@ impl Deadline {
 /// 2. An error is known: the thread's own, or one that another thread found for all waiting threads.
 /// 3. The client is closed, or the token cancelled.
 /// 4. The caller's time is up.
+///
+/// A grant that arrives after the client was closed is given back, and the call returns
+/// [`Error::Closed`](crate::Error::Closed).
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     began: Instant,

@@ -1,6 +1,7 @@
 //! The verdict on a reply: what to do with the request that it answers. No other file knows the error codes of Redis in
-//! the table below. `RESTARTED` is a code of our own: `lua/red_acquire.lua` returns it. If it means that the server is
-//! another one, its text contains that server's `run_id`, which `KnownMaster::learn` reads.
+//! the table below. `RESTARTED` is a code of our own. `lua/red_acquire.lua` returns it if the server was restarted too
+//! recently, or if its `run_id` is not the one that the request requires. In the second case the text contains the
+//! `run_id` of the server that answers, which `KnownMaster::learn` reads.
 //!
 //! | code | a request that a thread waits for, but not a user's script | a user's script (a thread waits for it) | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |

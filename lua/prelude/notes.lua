@@ -25,9 +25,9 @@ elseif behind ~= other then
   behind = ''
 end
 
--- The reply to a waiter that has to wait; `ms` is the time until the obstacle ends (-1: not known). The waiter asks again
--- after that time, or earlier because of a note of its side: after `again_ms`, to extend its own, or when that of another
--- waiter ends. If this side has no note, the waiter is noted here.
+-- The reply to a waiter that has to wait. `ms` is the time until the obstacle ends (-1: not known). The waiter asks again
+-- after that time, or earlier if its side has a note. If the note is its own, or is made here, it asks again after
+-- `again_ms`, to extend the note. If the note is another waiter's, it asks again when that note ends.
 local function refused(ms)
   local look_ms = noted and noted_ms
   if note_ms > 0 and (not noted or noted == waiter) then

@@ -1,4 +1,5 @@
--- permits: how many permits there are, and the return of expired ones. In front of the scripts about permits, except permit_renew.
+-- permits: how many permits there are, and the return of expired ones. In front of the scripts about permits, but not of
+-- permit_renew.
 --
 -- KEYS[1]  permits   string: how many are available
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never

@@ -474,7 +474,8 @@ enum Gathering {
 /// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member, L. Let U be the
 ///   thread that has L. U does not ask again for a member behind L, since L is the latest. So U gets its whole set, or is
 ///   refused a member before L, and then releases L. In the second case a thread that asks for L gets L next, and from
-///   then on asks only for later members. Sets are finite, so in the end some thread has its whole set.
+///   then on asks only for later members. So the latest member for which a thread asks again moves on. There are finitely
+///   many members, so in the end some thread has its whole set.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

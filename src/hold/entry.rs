@@ -263,8 +263,8 @@ impl EntryState {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
         if let Some(next) = &wakeups.contend {
-            // `yield_after` may end the cohort, so it is called under the mutex: one thread yields, and no other may ask
-            // in between.
+            // `yield_after` may end the cohort, and returns the release only once. So it is called under the mutex: no
+            // other thread may ask before the release is stored for the thread that has to yield.
             let release = self.lock.cohort.yield_after(Instant::now());
             next.store(Wakeup::Contend(release));
         }

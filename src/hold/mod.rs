@@ -125,9 +125,9 @@ struct HoldExtras {
     /// The contender has left a subscription behind.
     listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
-    /// The threads whose hold was reported to an observer. The thread that removes an element reports the end of that
-    /// thread's share of the hold, so each end is reported once. Once the hold is lost, only [`Hold::take_observed`]
-    /// removes elements.
+    /// The threads whose hold was reported to an observer. An element is removed when the share of its thread ends. The
+    /// code that removes it reports that end, so each end is reported once. Once the hold is lost, only
+    /// [`Hold::take_observed`] removes elements.
     observed: Mutex<Vec<Watched>>,
 }
 
@@ -167,7 +167,8 @@ pub(crate) trait Several: Send + Sync {
     /// A part was renewed.
     fn part_is_kept(&self, node: usize);
 
-    /// Server `node` no longer keeps its part, it is unknown whether it does, or that server's client is being closed.
+    /// The part of server `node` no longer counts. Either the server does not keep it any more, or that is unknown, or the
+    /// server's client is being closed.
     fn part_is_lost(&self, node: usize, why: LossReason);
 
     /// Ends all parts and queues their releases; returns one of the release calls, or a substitute for them.

@@ -151,10 +151,10 @@ impl<R> Cohort<R> {
         // The tenure is over. `take` makes sure that only one of several threads that ask now yields for this release.
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
-        // If an earlier release of this process notified nobody, and that became known (at `known_at`) less than a tenure
-        // ago, the thread does not yield. So it need not wait for the reply to the last release. A process that began to
-        // wait after the earlier release is notified by the releases of the next tenure, and goes first after that tenure.
-        // The tenure counts from `known_at`, not from the earlier release, since its reply may take longer than a tenure
+        // If it became known less than a tenure ago (at `known_at`) that an earlier release notified nobody, the thread
+        // asks at once instead of waiting for the reply to the last release. A process that has begun to wait since then
+        // lets this process have one more tenure. The releases of that tenure notify it, and it goes first afterwards. The
+        // span is counted from `known_at` and not from the earlier release, since its reply may take longer than a tenure
         // (bench `distance`, row "the same name").
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,

@@ -34,7 +34,8 @@ struct QueuedThread<W> {
 /// The queue of one semaphore. `R` is a release on its way.
 ///
 /// 1. Of the threads that wait, only the first asks Redis, so requests for few permits do not starve one for many. Each
-///    call after which another thread may be first returns that thread's waiter, and the caller wakes it.
+///    call after which another thread may be first returns that thread's waiter, and the caller wakes it. (After
+///    `dismiss`, the caller asks for it by `first`.)
 /// 2. A queued thread leaves the queue once: with `withdraw`, with its own grant from Redis, or because `give` or
 ///    `dismiss` returns its waiter. If `give` or `dismiss` returns it, the caller stores a wakeup before releasing the
 ///    mutex of the entry.

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 /// How pauses grow while the same thing fails again and again: each is twice as long as the one before, up to the longest.
 ///
-/// The constants below are the rules for most pauses before a connection is made again or a call is repeated. Other pauses:
-/// `REST` of the pipeline, `PAUSE` of a quorum, and `2 * SHARE` before the Sentinels are asked again.
+/// The constants below are the rules for most pauses before a connection is made again or a call is repeated. Other pauses
+/// are, for example, `REST` of the pipeline, `PAUSE` of a quorum, `SLACK` of the watchdog, and `2 * SHARE` before the
+/// Sentinels are asked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BackOff {
     pub(crate) first: Duration,
@@ -19,7 +20,8 @@ impl BackOff {
     /// A server that no thread waits for. The pauses grow long, since it may be gone for good.
     pub(crate) const BACKGROUND: Self = Self::of_millis(10, 10_000);
 
-    /// A refusal that does not pass by itself, such as a wrong password, whether a thread waits or not.
+    /// A refusal that does not pass by itself, such as a wrong password, whether a thread waits or not. Also a SUBSCRIBE
+    /// that the server cannot execute now.
     pub(crate) const REFUSED: Self = Self::of_millis(1_000, 1_000);
 
     /// A thread that waits for a message, and asks again if none has come.

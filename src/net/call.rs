@@ -19,8 +19,8 @@ pub(crate) enum Fault {
     /// Until the deadline there was no connection, or only a silent one, or the server was not ready. For a deferred call
     /// also: the reply did not come in time, though the connection may work.
     Unreachable(RedisError),
-    /// The deadline passed before the reply came, although the connection works. Or there is no connection, and the last
-    /// one was given up before `max_silence` was over, so perhaps the server was merely slow.
+    /// The deadline passed before the reply came, although the connection works. Or there was no connection when the
+    /// deadline passed, but the last one was dropped early because it was in doubt, so perhaps the server is merely slow.
     Late(RedisError),
     /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.
@@ -101,7 +101,8 @@ pub(crate) struct DeferredInfo {
     /// ended while the release was under way.
     pub(crate) valid_until: Option<Instant>,
     /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
-    /// quorum's hold, where only the majority counts. Both count as undos in the ledger and for the backlog.
+    /// quorum's hold, where only the majority counts. Both count as undos for the backlog, and in the ledger unless
+    /// `has_no_lease` is set.
     pub(crate) undo: bool,
     /// Whether what is released has no lease, and so stays taken until the release arrives.
     pub(crate) has_no_lease: bool,

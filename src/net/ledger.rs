@@ -1,5 +1,5 @@
-//! The ledger: what has to reach Redis although no thread waits for it. Each [`Nodes`](super::nodes::Nodes) has one: a
-//! client has a ledger for commands, one for guarded commands and one for renewals.
+//! The ledger: calls that have to reach Redis even if no thread waits for them. Each [`Nodes`](super::nodes::Nodes) has
+//! one: a client has a ledger for commands, one for guarded commands and one for renewals.
 //!
 //! Entries are deferred calls: releases, undos of attempts that were given up, and withdrawals from the queue of a fair
 //! lock. A deferred call is in one place at any time:
@@ -213,8 +213,8 @@ impl Ledger {
         (releases, undos)
     }
 
-    /// The nodes that serve an entry other than those in `asked`; `None` stands for entries that no node is known to
-    /// serve.
+    /// The nodes that serve the entries, without the calls in `asked`. The set contains `None` if no node is known to
+    /// serve one of the entries.
     pub(super) fn nodes(&self) -> BTreeSet<Option<usize>> {
         let entries = self.entries.lock();
         let slots = entries.slots.keys();

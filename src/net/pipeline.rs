@@ -6,7 +6,7 @@
 //!     ▲                 │  │  │
 //!     │ connection lost,│  │  └─ rejected for good: done, or broken if deferred
 //!     │ or rejected     │  │
-//!     │ for now         │  └─ connection lost, a thread waits ──► broken: the thread decides whether to send it again
+//!     │ for now         │  └─ connection lost, not deferred ────► broken: the thread decides whether to send it again
 //!     └─────────────────┘
 //!       deferred: in the ledger, sent again ─────────────────────► broken once it is useless
 //! ```

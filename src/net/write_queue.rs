@@ -14,9 +14,9 @@
 //!   thread that queues, or the leader, writes the rest; if nobody leads, housekeeping is woken at once: perhaps no other
 //!   thread writes.
 //! - **Writing**: what others queue meanwhile is written by the thread that writes, in at most `TURNS` writes.
-//! - **Full**: the server does not read. Two try again: the leader before each short read, and housekeeping at once and
-//!   then every few milliseconds. Releases submitted now go to the ledger; once the socket has taken the rest,
-//!   housekeeping is woken to send them in batches.
+//! - **Full**: the server does not read. The leader tries again before each short read, and housekeeping at once and then
+//!   every few milliseconds. Releases submitted now go to the ledger; once the socket has taken the rest, housekeeping is
+//!   woken to send them in batches.
 //!
 //! The [subscriber](super::subscriber) has such a queue too, without leader, housekeeping and ledger, and without counting
 //! `calls`. A thread that has queued a command writes, unless another writes or the socket is full. The rest is written by
@@ -52,7 +52,8 @@ impl WriteQueue {
         self.bytes.is_empty()
     }
 
-    /// Whether the last write was incomplete. Then only the leader and housekeeping try again.
+    /// Whether the last write was incomplete. Then the leader and housekeeping try again, and other threads only if they
+    /// have to write all that is queued.
     pub(super) fn is_full(&self) -> bool {
         self.full
     }

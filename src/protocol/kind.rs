@@ -28,8 +28,9 @@ pub struct Kind {
     pub(crate) order: Order,
     /// Whether a release notifies waiters; if not, they poll.
     pub(crate) is_notified: bool,
-    /// Whether the kind is one of four whose locks of one name have the same key on the client's own server: the reentrant,
-    /// spin, fair and fenced lock. A thread that holds a name as one of these must not wait for it as another.
+    /// Whether the kind is the reentrant, spin, fair or fenced lock. On the client's own server, locks of these four kinds
+    /// with the same name have the same key. So a thread that holds a name as one of these must not wait for it as
+    /// another.
     pub(crate) shares_plain_key: bool,
     /// Whether each hold has a token. Tokens are drawn in advance for waiting threads of this process.
     pub(crate) has_tokens: bool,

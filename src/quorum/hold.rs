@@ -352,8 +352,8 @@ impl QuorumHold {
 
     /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Only calls for kept parts are stored. For a part whose acquire is unanswered, a renewal that finds the number
-    /// proves nothing (rule 1): the undo of that acquire may run after the renewal.
+    /// Only calls for kept parts are stored. An acquire without an answer is undone (rule 2), and its undo may run after a
+    /// renewal that found the number. So for such a part, that renewal proves nothing.
     ///
     /// A stored call of an earlier round is overwritten, because this round asks the same question again. If the
     /// overwritten call would have reported a loss, and this round's call gets no answer, the watchdog's next renewal

@@ -1,8 +1,8 @@
 //! How long to wait for replicas to acknowledge a client's acquire.
 //!
-//! `WAIT` blocks the connection that all commands of the client share, so only one `WAIT` at a time may take the full
-//! time. Another `WAIT` that is sent meanwhile is answered at about the same time, so it gets less. While the replicas are
-//! known to be unreachable, no `WAIT` takes long.
+//! `WAIT` blocks the connection that all commands of the client share, so the waits of several acquires would add up.
+//! Therefore, once a `WAIT` gets the full time, any other that is sent within that time gets an eighth of it ([`SHARE`]).
+//! While the replicas are known to be unreachable, no `WAIT` takes long ([`AWAY`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -356,8 +356,8 @@ impl Job {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Takes the terminal back. If the job had it and SIGINT or SIGQUIT ended the program, passes the signal on to this
-    /// process's group, such as a script in it that started this process: the keyboard's signal reached only the job.
+    /// Takes the terminal back. If the job had it and SIGINT or SIGQUIT ended the program, the keyboard's signal reached
+    /// only the job. So it is passed on to this process's group, which may contain the script that started this process.
     fn leave_terminal(&self, ended: Ended) {
         let had_terminal = self.return_terminal();
         if let Some(signal @ (Signal::SIGINT | Signal::SIGQUIT)) = ended.signal

@@ -14,8 +14,8 @@
 //!    pause ◄────────── behind     if its connection is lost, or was silent for too long
 //! ```
 //!
-//! A connection for renewals is silent for too long after a quarter of the lease, or after half the command timeout if
-//! that is shorter.
+//! A connection for renewals counts as silent for too long if a reply is due, and nothing has come for a quarter of the
+//! lease, or for half the command timeout if that is shorter.
 //!
 //! The thread waits for the answers to a batch only for a while. A request without an answer by then is *behind*. Queued
 //! renewals for a master pause while a request to it is behind, or while both its connections (for renewals and for

@@ -40,8 +40,8 @@
 //! If the login of a connection is old, a successor is made while the connection goes on working. It takes over once all
 //! that was written is answered; what is still queued goes out over the successor. Nothing is lost, sent twice, or undone.
 //!
-//! No thread waits until a full socket has space (where writes must block, each blocks for at most a `GLANCE`). The rest
-//! is written by housekeeping, and by the leader between two reads.
+//! No thread waits until a full socket has space. (On systems that have no write which returns at once, each write blocks
+//! for at most a `GLANCE`.) The rest is written by housekeeping, and by the leader between two reads.
 //!
 //! Mutexes are locked in this order: `state`, the ledger's, a call's. None is held during I/O. `submit` alone may be
 //! called with the mutex of a lock's entry held.
@@ -108,8 +108,9 @@ struct ConnectionState {
     /// before it uses the connection again: see [`up`](Self::up).
     generation: u64,
     pipeline: Pipeline,
-    /// The last sign of life of the connection that was last dropped as silent, plus `max_silence`. (A connection in doubt
-    /// is dropped sooner than that.) Until this moment, a timeout does not prove that the server is unreachable.
+    /// When the connection that was last dropped as silent would have been silent for `max_silence`. This moment is in the
+    /// future only if the connection was in doubt, and so was dropped earlier. Until this moment, a timeout does not prove
+    /// that the server is unreachable.
     doubted_until: Instant,
     /// The last connection that was [finished](Socket::finish). The socket stays open until the next one is finished: a closed
     /// socket answers the server with a reset, at which the server may drop commands that it has not read.

@@ -1,8 +1,8 @@
 //! Sentinels: which server they call the master of a service, and whether the connections still lead to that server.
 //!
 //! After a planned failover, the former master still acts as a master until a Sentinel makes it a replica of the new one,
-//! about ten seconds later. Until then, connections to it still work, but locks that it grants are lost. Therefore the
-//! thread that asks then listens for announcements of the Sentinel:
+//! about ten seconds later. Until then, connections to it still work, but locks that it grants are lost. Therefore a
+//! thread that has asked a Sentinel goes on to listen for that Sentinel's announcements:
 //!
 //! ```text
 //!          it is silent or gone: the next one is asked
@@ -108,9 +108,9 @@ impl Service {
     }
 
     /// Called after a round in which every server failed: a Sentinel fails if it lags behind this client, gives no usable
-    /// answer, or names a later master whose `ROLE` disagrees. If any Sentinel lags behind, the client assumes that the
-    /// Sentinels were set up from scratch: the highest epoch that one of these named counts from now on. Returns whether
-    /// any has named a master.
+    /// answer, or names a later master whose `ROLE` disagrees. If a Sentinel lags behind, the client assumes that the
+    /// Sentinels were set up from scratch. From now on, the latest master that such a Sentinel named is the master, and
+    /// its epoch counts as the highest. Returns whether there was such a Sentinel.
     ///
     /// The price: if the only Sentinel that can be reached is cut off together with a former master, the client connects
     /// to that master. The present master does not know the locks that are granted there, so other clients may acquire

@@ -14,10 +14,9 @@
 //!
 //! **A call for which a thread waits** follows a redirection at once, a few times in a row. If the connection is lost
 //! before the reply, the call is undone, and a new one takes its place. Two kinds are not undone: a request that Redis
-//! applies only once is sent again, and a guarded command is not ([`calls`]). **A release for which no thread waits** goes
-//! to the [ledger](super::ledger) if its answer is a redirection or a rejection for now. The connection to the slot's
-//! master takes the release from there. After `ASK`, housekeeping, or the next command to the named node, sends it to that
-//! node.
+//! applies only once is sent again, and a guarded command is not ([`calls`]). **A release or an undo** goes to the
+//! [ledger](super::ledger) if its answer is a redirection or a rejection for now. The connection to the slot's master
+//! takes the release from there. After `ASK`, housekeeping, or the next command to the named node, sends it to that node.
 //!
 //! A node that was a master once keeps its number and its [`Connection`] object until the client is closed, so the number
 //! of the node to which a call went leads to the `Connection`. When the table of masters has changed, the sockets to nodes
