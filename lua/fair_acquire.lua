@@ -12,7 +12,7 @@
 -- ARGV[4]  place      'new': the ticket wants a place; 'has': it has one; 'last': it has one, and gives it up if the lock is
 --                     free but somebody else is next, since its call ends soon; 'none': it wants none
 --
--- Returns  nil        taken, a new hold with a count of one; the ticket is out of the queue
+-- Returns  nil        taken, with a count of one unless an earlier run took it; the ticket is out of the queue
 --          n >= 0     not now; n ms until the lease of the holder runs out
 --          -1         not now; somebody holds it without a lease
 --          -2         not now; nobody holds it, and somebody else is next

@@ -26,9 +26,10 @@ local wrong, available, _, over, back = look()
 if wrong then
   return wrong
 end
--- If there is a number, the `back` expired permits that are removed here are added to it. If it was deleted, expired permits
--- must not count: these add nothing, and the other `over - back`, which later calls will add, are subtracted now.
-local gained = more + back - (available and 0 or over)
+-- This call removes `back` of the expired permits, and later calls the other `over - back`; each adds as many to the number.
+-- But if the number was deleted, expired permits must not count. So `back` is not added, and `over - back`, which later calls
+-- will add, is subtracted now.
+local gained = available and more + back or more - (over - back)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)
 remove_expired(back)

@@ -87,8 +87,8 @@ pub(crate) fn client_id() -> Uuid {
 /// by its process id. `None` where `/proc` is missing, or shows another namespace.
 ///
 /// The kernel reuses the number of a namespace only after all its processes have ended. So if a client's id has this hash
-/// but comes from an earlier namespace with the same number, its process has ended, and the answer "ended" is right. The
-/// hash contains the user because `/proc` may hide the processes of others.
+/// but comes from an earlier namespace with the same number, its process has ended, and `is_gone` may say so. The hash
+/// contains the user because `/proc` may hide the processes of others.
 fn view() -> Option<[u8; 6]> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;

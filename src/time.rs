@@ -79,12 +79,12 @@ impl Deadline {
 
 /// How long one request to Redis may take: the command timeout, or less if the caller has less time.
 ///
-/// The meaning of a missing reply is decided here, for every wait:
+/// What it means if a request ends without a usable reply is decided here, for every wait:
 ///
-/// | ended by | the server may be healthy | the server is known to be unreachable, or rejected the request |
+/// | ended by | the server may be healthy | the server is known to be unreachable, or rejects the request |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the command timeout | an error, also for the threads queued behind this one | an error; if unreachable, also for the threads queued behind this one |
+/// | the command timeout | an error, also for the threads queued behind this one | an error; unless the request was rejected for good, also for the threads queued behind this one |
 ///
 /// If several of the following are true at the same moment, the first one counts:
 ///
@@ -93,7 +93,7 @@ impl Deadline {
 /// 3. The client is closed, or the token cancelled.
 /// 4. The caller's time is up.
 ///
-/// A grant that arrives after the client was closed is given back, and the call returns
+/// Rule 1 has an exception: a grant that arrives after the client was closed is given back, and the call returns
 /// [`Error::Closed`](crate::Error::Closed).
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {

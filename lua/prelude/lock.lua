@@ -21,7 +21,7 @@ end
 -- Returns the error for a hash that is not a lock of this kind ("lock" or "read-write lock"), or nil. The fields decide and
 -- not the TTL, which Redisson can remove. A single field of another application's hash is enough to show that the hash is no
 -- lock, unless that field is named `mode`. The argument `mode` is the lock's mode, if the script has read it. `is_deleted`: the
--- script will delete the hash, so one random field is not enough.
+-- script will delete the hash, so more fields are checked: one that looks like a hold proves nothing about the others.
 local function no_lock(kind, mode, is_deleted)
   local count, fields = redis.call('hlen', KEYS[1]), nil
   -- `pcall`: for a user without the right to HRANDFIELD, more fields decide.

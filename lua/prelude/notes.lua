@@ -26,8 +26,8 @@ elseif behind ~= other then
 end
 
 -- The reply to a waiter that has to wait. `ms` is the time until the obstacle ends (-1: not known). The waiter asks again
--- after that time, or earlier if its side has a note. If the note is its own, or is made here, it asks again after
--- `again_ms`, to extend the note. If the note is another waiter's, it asks again when that note ends.
+-- then, or when the note of its side needs it, whichever comes first: after `again_ms` if the note is made or extended here,
+-- otherwise when the note ends. If neither time is known, the reply is -1.
 local function refused(ms)
   local look_ms = noted and noted_ms
   if note_ms > 0 and (not noted or noted == waiter) then

@@ -1,13 +1,13 @@
--- permits: how many permits there are, and the return of expired ones. In front of the scripts about permits, but not of
--- permit_renew.
+-- permits: how many permits there are, and the return of expired ones. Precedes every script whose name begins with permit_,
+-- except permit_renew.
 --
 -- KEYS[1]  permits   string: how many are available
 -- KEYS[2]  timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]  channel   where those who wait listen
 
--- Returns an error for a key of another type. Otherwise nil, and: how many permits are available (nil without the number); the
--- time in epoch ms; how many permits have expired (`over`); how many of these this run puts back (`back`). A million may have
--- expired, so one run puts back at most 1,000.
+-- Returns an error for a key of another type. Otherwise nil, and: how many permits are available (false without the number);
+-- the time in epoch ms; how many permits have expired (`over`); how many of these this run puts back (`back`). A million may
+-- have expired, so one run puts back at most 1,000.
 local function look()
   local available = redis.call('get', KEYS[1])
   local time = redis.call('time')
@@ -38,8 +38,8 @@ local function notify(available)
   return available > 0 and redis.pcall('publish', KEYS[3], string.format('%.0f', math.min(available, 2147483647)))
 end
 
--- Puts `back` expired permits back; the result is how many are available then. If KEYS[1] was deleted (`available` is nil), it
--- is not created again.
+-- Puts `back` expired permits back; the result is how many are available then. If KEYS[1] was deleted (`available` is false),
+-- it is not created again.
 local function return_expired(available, back)
   remove_expired(back)
   if back > 0 and available then

@@ -188,15 +188,16 @@ impl GuardInner {
         reading.take(WaitMode::Once)
     }
 
-    /// Keeps the name for `min_hold` from now on, even if the guard is dropped before. To be called after the whole
-    /// acquire has succeeded: a multi-lock that is not granted all members releases those that it was granted.
+    /// Makes the name stay taken for `min_hold` from now on, even if the guard is dropped before. To be called after the
+    /// whole acquire has succeeded: a multi-lock that is not granted all members releases those that it was granted.
     pub(crate) fn keep_for(&self, min_hold: Option<Duration>) {
         if let Some(span) = min_hold {
             self.hold.keep_until(Instant::now() + span);
         }
     }
 
-    /// Makes another guard of the thread keep the name for the rest of `min_hold`, instead of this one.
+    /// Passes the rest of `min_hold` on to another guard of the thread: the name stays taken after the release of that
+    /// guard instead of this one's.
     pub(crate) fn hand_on_keeping(&self, other: &Self) {
         if let Some(until) = self.hold.take_kept_until() {
             other.hold.keep_until(until);
@@ -269,7 +270,7 @@ impl GuardInner {
         let (session, hold) = (&self.shared.session, &self.hold);
         let mut state = hold.entry().lock();
         // `below`: the read hold that the writer keeps, if any. If the write hold is released now, `below` keeps the name
-        // for the rest of `min_hold`. Other readers may join `below` then, although the `min_hold` was a writer's.
+        // taken for the rest of `min_hold`. Other readers may join `below` then, although the `min_hold` was a writer's.
         let below = match hold.mode {
             Mode::Exclusive => state.lock.shared_by(self.thread).cloned(),
             Mode::Shared => None,

@@ -332,8 +332,8 @@ impl<S: Strategy> Waiting<'_, S> {
     }
 
     /// Subscribes unless the thread has done so, and parks. If the thread has just subscribed, and the subscription is
-    /// confirmed already because this process was listening there, it does not park but asks once more. A contested round
-    /// is always followed by a pause. `signals_before`: the signals before the request.
+    /// confirmed already because this process was listening there, it does not park but asks once more. A contested reply
+    /// ([`Busy::is_contested`]) is always followed by a pause. `signals_before`: the signals before the request.
     fn park(&mut self, busy: Busy, signals_before: Signals) -> Result<()> {
         let began_to_listen = listen(self.strategy, self.spec)?;
         let listening = self.strategy.listening();

@@ -466,16 +466,14 @@ enum Gathering {
 /// Whether a thread asks again for the member with this index, which it was refused. If so, the thread keeps the members
 /// before it and releases those behind it; otherwise it releases all. The members of every multi-lock are in the same
 /// order. So if all are free, and no thread's time for asking again runs out, one of the threads that try at the same time
-/// gets all its members (its *set*):
+/// gets all its members (its *set*). The proof:
 ///
-/// - Some thread asks again. A thread gives up only if it was refused its first member. Suppose that all give up, and
-///   take a thread T whose first member M is the earliest of all first members. The thread in T's way holds M. No set begins
-///   before M, so M is also that thread's first member. That thread was not refused M, so it did not give up.
-/// - Some thread succeeds. Of the threads that ask again, take the one that asks for the latest member, L. Let U be the
-///   thread that has L. U does not ask again for a member behind L, since L is the latest. So U gets its whole set, or is
-///   refused a member before L, and then releases L. In the second case a thread that asks for L gets L next, and from
-///   then on asks only for later members. So the latest member for which a thread asks again moves on. There are finitely
-///   many members, so in the end some thread has its whole set.
+/// - Some thread does not give up. A thread gives up only if it is refused its first member. The earliest member of all
+///   sets is the first of every set that contains it. So the thread that gets this member does not give up.
+/// - Some thread succeeds. Let L be the latest member for which a thread asks again. The thread that has L does not ask
+///   again for a member behind L. So either it has its whole set, or it gives up or asks again for an earlier member, and
+///   then releases L. After such a release a thread that asks for L gets it and keeps it: from then on it asks again only
+///   for later members, if at all. There are finitely many members, so this ends with a thread that has its whole set.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

@@ -39,7 +39,7 @@ pub(super) trait Grants {
     type Asked: Undo + 'static;
 
     /// Whether threads of this process may hand permits to each other. If not, the permits have a lease, and nothing
-    /// announces their expiry: so this is also `COUNTS_MISSED`.
+    /// announces their expiry. Then a grant without a message does not show that a message was missed (`COUNTS_MISSED`).
     const ARE_HANDED_OVER: bool;
 
     /// The next request; no two are the same, so that undoing one does not affect another.

@@ -31,7 +31,7 @@ pub struct LockSpec {
     pub(crate) shared: Arc<SharedSession>,
     /// The name as the user gave it.
     pub(crate) name: Arc<str>,
-    /// The key of the entry: the kind, the name, and for a quorum the nodes.
+    /// The key of the entry: the kind, the name, and for a quorum the ids of its clients.
     pub(crate) key: EntryKey,
     /// The servers whose majority has to grant the lock; `shared` is the client of one of them.
     pub(crate) quorum: Option<Arc<Quorum>>,
@@ -47,7 +47,7 @@ pub struct LockSpec {
     pub(crate) late_is_error: bool,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// For how long after the grant the name is kept, even if the lock is released earlier.
+    /// For how long after the grant the name stays taken, even if the lock is released earlier.
     pub(crate) min_hold: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
     /// A reader does not wait behind writers of other processes.

@@ -9,7 +9,7 @@
 //!               refused, its side has no note: notes itself   granted; a reader's grant ends the readers' note
 //!   first asks ─────────────────────────────────► noted ─────────────────────────────────────────────────► holds
 //!       │                                           ▲  └─ asks again and again, which prolongs the note
-//!       └─ refused, its side has one ─► waits ──────┘ once that one was granted, gave up or counts as gone
+//!       └─ refused, its side has one ─► waits ──────┘ once the noted waiter was granted, gave up or counts as gone
 //! ```
 //!
 //! 1. A note expires one `waiter_lease` after its waiter last prolonged it, or earlier, when the waiter's call or its

@@ -118,11 +118,12 @@ struct HoldExtras {
     /// According to the last reply, when the permit ends, in milliseconds of the server's clock. A renewal carries it, and
     /// does nothing if somebody else has changed the end since.
     ends_at: AtomicI64,
-    /// Until when the name is kept after the release, in [`time::nanos`]; zero if the release ends the hold.
+    /// Until when the name stays taken in Redis after the release, in [`time::nanos`]; zero if the release frees the name
+    /// at once.
     kept_until: AtomicU64,
     /// A guarded command has no answer, and may still run for as long as Redis keeps the hold.
     unanswered: AtomicBool,
-    /// The contender has left a subscription behind.
+    /// When the hold was granted, this process perhaps was still subscribed to the lock's channel.
     listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
     /// The threads whose hold was reported to an observer. An element is removed when the share of its thread ends. The
@@ -293,7 +294,7 @@ impl Hold {
         extras.is_some_and(|extras| extras.unanswered.load(Ordering::Relaxed))
     }
 
-    /// The contender leaves a subscription behind.
+    /// Records that this process may still be subscribed to the lock's channel.
     pub(crate) fn record_subscription(&self) {
         self.extras().listened.store(true, Ordering::Relaxed);
     }
@@ -447,19 +448,20 @@ impl Hold {
         self.with_lease(|lease| lease.ttl())
     }
 
-    /// Keeps the name until `until`, even if the hold is released earlier.
+    /// Makes the name stay taken in Redis until `until`, even if the hold is released earlier.
     pub(crate) fn keep_until(&self, until: Instant) {
         let until = time::nanos(until);
         self.extras().kept_until.fetch_max(until, Ordering::Relaxed);
     }
 
-    /// Makes a release end the hold after all; returns until when the name would have been kept.
+    /// Makes the release free the name at once after all; returns until when the name would have stayed taken.
     pub(crate) fn take_kept_until(&self) -> Option<Instant> {
         let until = self.extras.get()?.kept_until.swap(0, Ordering::Relaxed);
         (until > 0).then(|| time::instant(until))
     }
 
-    /// How long the name is kept if the hold is released `now`. The clock is read only for a hold whose name may be kept.
+    /// How long the name stays taken if the hold is released `now`; `None` if the release frees it at once. The clock is
+    /// read only if the name may stay taken.
     pub(crate) fn kept_for(&self, now: impl FnOnce() -> Instant) -> Option<Duration> {
         let until = self.extras.get()?.kept_until.load(Ordering::Relaxed);
         let time_left = |until| time::instant(until).saturating_duration_since(now());

@@ -174,7 +174,8 @@ impl Registry {
 
     /// Checks up to `most` entries, starting with those that became free first.
     fn sweep_up_to(&self, most: usize, now: Instant) {
-        // Long enough for a tenure of the default length. With a longer tenure, `is_idle` is false for longer.
+        // By then an entry whose tenure has the default length is idle. With a longer tenure `is_idle` is false for
+        // longer, and the entry is checked again later.
         let is_due = |since: Instant| now.saturating_duration_since(since) >= 4 * GAP;
         let mut free = self.all.free.lock();
         let due = free.iter().take(most);

@@ -107,7 +107,7 @@ impl Renewable {
         }
     }
 
-    /// `at`, or when the hold ends unless it is renewed, if that is earlier; both in [`time::nanos`].
+    /// The earlier of two moments: `at`, and the end of the hold if it is not renewed. Both are in [`time::nanos`].
     pub(crate) fn look_again(&self, at: u64) -> u64 {
         match self {
             Self::Hold(hold) => hold.with_lease(|lease| lease.look_again(at)),

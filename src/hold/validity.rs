@@ -306,8 +306,9 @@ impl Lease {
             });
         }
         if at >= self.max_until {
-            // The loss is reported, but most kinds do not release such a hold (`Kind::is_given_back_when_lost`), so that
-            // others stay out while the holder may not have noticed yet, until the lease ends in Redis.
+            // The loss is reported, but most kinds do not release such a hold (`Kind::is_given_back_when_lost`). The
+            // holder may not have noticed the loss yet, so others stay out until the holder releases the lock or the lease
+            // ends in Redis.
             return Duty::Lose(LossReason::MaxHold);
         }
         if self.has_parts {

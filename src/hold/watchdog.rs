@@ -85,9 +85,9 @@ pub(crate) struct Watchdog {
 struct WatchdogState {
     schedule: Schedule<Renewable>,
     housekeep_at: Option<u64>,
-    /// Whether the connection for renewals was asked for. Until then each new hold makes housekeeping run soon. That asks
-    /// for the connection only if anything is still held then, because most holds of a short-lived process need no
-    /// renewal.
+    /// Whether the connection for renewals was asked for. Until then each new hold makes housekeeping run soon. The
+    /// housekeeping asks for the connection only if anything is still held when it runs, because most holds of a
+    /// short-lived process need no renewal.
     is_prepared: bool,
     /// Housekeeping runs this often even if no thread asks for it.
     housekeep_every: Option<Duration>,

@@ -78,9 +78,9 @@ impl<R> Cohort<R> {
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
         // A single other process is next in any case and needs no debt. No debt begins if the cohort has started again
-        // since the release. Only a thread that adopted a hold can have started it: the contender was waiting for the
-        // reply to the release until now. The adopted hold was granted to another process after the release, so others
-        // have had their turn.
+        // since the release. While the contender waited for the reply to the release, no other thread of this process
+        // could ask for the lock, so a thread that adopted a hold has started the cohort. The adopted hold was granted to
+        // another process after the release, so others have had their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
@@ -152,10 +152,10 @@ impl<R> Cohort<R> {
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
         // If it became known less than a tenure ago (at `known_at`) that an earlier release notified nobody, the thread
-        // asks at once instead of waiting for the reply to the last release. A process that has begun to wait since then
-        // lets this process have one more tenure. The releases of that tenure notify it, and it goes first afterwards. The
-        // span is counted from `known_at` and not from the earlier release, since its reply may take longer than a tenure
-        // (bench `distance`, row "the same name").
+        // asks at once instead of waiting for the reply to the last release. The price: a process that began to wait after
+        // the earlier release has to wait for one more tenure of this process. The releases of that tenure notify it, and
+        // it goes first afterwards. Counted from the earlier release instead of `known_at`, a tenure could be over before
+        // the reply to that release arrives (bench `distance`, row "the same name").
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

@@ -595,8 +595,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
         self.shared.swap_remove(at);
         let release = release();
-        // A writer's tenure goes on while threads of this process read. So the last reader's release counts as the one
-        // that notifies other processes, unless the writer still holds and will release later.
+        // A writer's grant has started the cohort, and the writer's tenure goes on while threads of this process read. So
+        // the release of the last reader counts as the release that notifies other processes. But if the writer still
+        // holds the lock, its own release follows, and counts instead.
         if self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
         }

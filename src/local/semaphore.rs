@@ -119,8 +119,8 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     ///
     /// `are_handed_over`: permits of this kind are handed over among threads. If so, the refusal ends the cohort: other
     /// processes probably have the missing permits. If threads of this process have all of them, the cohort ends too
-    /// early. That costs a round trip: after the next release to Redis, the thread that asks waits for the reply to that
-    /// release.
+    /// early. That costs a round trip: the thread that asks after the next release to Redis yields, which means that it
+    /// waits for the reply to that release.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)
             && let Some(first) = self.queue.front_mut()

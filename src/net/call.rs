@@ -20,7 +20,8 @@ pub(crate) enum Fault {
     /// also: the reply did not come in time, though the connection may work.
     Unreachable(RedisError),
     /// The deadline passed before the reply came, although the connection works. Or there was no connection when the
-    /// deadline passed, but the last one was dropped early because it was in doubt, so perhaps the server is merely slow.
+    /// deadline passed, but the last one had been dropped early because it was in doubt, and would not have been silent
+    /// for `max_silence` by then. So perhaps the server is merely slow.
     Late(RedisError),
     /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.

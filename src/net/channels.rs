@@ -15,8 +15,8 @@
 //! next waiter on the channel need not subscribe. All lingering subscriptions are in one queue, `Channels::lingering`.
 //!
 //! A waiter that asks for the lock before it is subscribed may have missed a message after that request. So it asks again
-//! once its subscription is confirmed. If the channel was active already, for example because of another waiter, it asks
-//! again at once. A waiter that first asks when its subscription is confirmed needs only one request.
+//! once its subscription is confirmed. If the channel was confirmed already, for example for another waiter, it asks again
+//! at once. A waiter that first asks when its subscription is confirmed needs only one request.
 //!
 //! Confirmations come in the order of the commands. So if a channel was subscribed to several times, the queue of sent
 //! commands shows which subscription a confirmation is for. The confirmation of a subscription that has ended by then does

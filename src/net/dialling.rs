@@ -3,7 +3,7 @@
 //! ```text
 //!    one server:                         looking up ──► TCP ──► TLS ──► logging in, greeting ──► made
 //!
-//!    Sentinels: one names the master ──► the same steps, ROLE in the greeting ──► made
+//!    Sentinels: one names the master ──► the same steps, ROLE must say master ──► made
 //! ```
 //!
 //! Callers that need the connection do no part of this work: they wait for it, each within its own time. The thread goes on

@@ -57,8 +57,8 @@ pub(super) struct Pipeline {
     in_flight: Option<InFlight>,
     /// Deferred calls that are on no connection.
     ledger: Arc<Ledger>,
-    /// The end of the rest after a reply that the server cannot serve now. During the rest, only entries that have to
-    /// precede a new command are taken from the ledger.
+    /// When the rest ends. A rest begins when a reply says that the server cannot execute the command now. During the
+    /// rest, only entries that have to precede a new command are taken from the ledger.
     rests_until: Option<Instant>,
     /// The last undo that was submitted, until its outcome is known: see [`backlog_end`](Self::backlog_end).
     last_undo: Option<Arc<Call>>,

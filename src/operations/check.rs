@@ -298,8 +298,8 @@ impl Checked<'_> {
         }
         let name: Arc<str> = self.name_at(node).into();
         if self.rights(server, &name)? {
-            // The last right was tried by `SUBSCRIBE`, after which this connection carries only messages, so the holds are
-            // tried over another one.
+            // If the last right was tried by a real `SUBSCRIBE`, this connection carries only messages now. So the holds
+            // are always tried over another one.
             let mut another = self.session.connection.apart(node, self.until)?;
             self.holds(&mut another, &name)?;
         }
@@ -579,8 +579,8 @@ const INSPECTING: &str = "Client::inspect and Client::locks";
 const WAITING: &str = "notifications";
 
 /// The kind of lock that a script is for, by the beginning of the script's file name. A script of no kind gets the last
-/// label. `guarded_call` gets it too. No missing right is hidden by that, since each command in `guarded_call`'s script is
-/// also tried for some kind of lock.
+/// label. `guarded_call` gets it too. A right that only commands with the last label need is no more than a warning if it
+/// is missing. But each command in the script of `guarded_call` is also tried for some kind of lock.
 const KINDS: [(&str, &str); 9] = [
     ("lock_", "locks"),
     ("fair_", "fair locks"),

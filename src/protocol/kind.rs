@@ -28,9 +28,8 @@ pub struct Kind {
     pub(crate) order: Order,
     /// Whether a release notifies waiters; if not, they poll.
     pub(crate) is_notified: bool,
-    /// Whether the kind is the reentrant, spin, fair or fenced lock. On the client's own server, locks of these four kinds
-    /// with the same name have the same key. So a thread that holds a name as one of these must not wait for it as
-    /// another.
+    /// Whether the kind is the reentrant, spin, fair or fenced lock. Locks of these four kinds with the same name have the
+    /// same key, so a thread that holds a name as one of these must not wait for it as another.
     pub(crate) shares_plain_key: bool,
     /// Whether each hold has a token. Tokens are drawn in advance for waiting threads of this process.
     pub(crate) has_tokens: bool,
@@ -91,7 +90,7 @@ impl Evidence {
 pub(crate) enum Id {
     /// The name alone.
     Name,
-    /// A [`keys::list`] of the name and the nodes that keep the lock.
+    /// A [`keys::list`] of the name and the ids of the clients whose servers keep the lock.
     NameAndNodes,
 }
 

@@ -62,7 +62,8 @@ pub(crate) struct Busy {
     /// After what time it is worth asking again although nothing was announced; `None` if that is unknown.
     pub(crate) retry_after: Option<Duration>,
     /// Whether perhaps nobody has the lock: contenders that ask at the same time may each have been granted too few
-    /// servers. All ask again after a short pause. Meanwhile perhaps nothing is announced.
+    /// servers. A contender that waits asks again after a short pause, since perhaps no message announces that the grants
+    /// are released.
     pub(crate) is_contested: bool,
 }
 

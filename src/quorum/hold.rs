@@ -164,8 +164,8 @@ impl QuorumHold {
         let now = Instant::now();
         let until = state.parts.grant(now);
         let Some(until) = until.filter(|until| *until >= now + hold.lease() / 10) else {
-            // The caller lets go of all that was requested, and sets `let_go` before late grants are read. So a watchdog
-            // never sees these parts.
+            // The caller calls the method `let_go` next, which sets the field `let_go` before it reads late grants. So
+            // `arm` puts none of these parts on a watchdog's schedule, although they may count as granted.
             return false;
         };
         hold.grant(sent_at);
@@ -202,9 +202,9 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
-                // The connection was lost: rule 2. If the client gave up a socket that still worked, and that socket
-                // accepted the undo, the undo follows the acquire on it. In all other cases the release of the whole hold
-                // removes what the node may keep.
+                // The connection was lost: rule 2. If it was dropped for its silence, the connection has tried to write
+                // the undo behind the acquire, to the same socket. If that did not happen or failed, the release of the
+                // whole hold removes what the node may keep.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(Ok(())) => {
@@ -352,8 +352,9 @@ impl QuorumHold {
 
     /// Reads the earlier replies, then those of this round of renewals; a later `read` reads the rest.
     ///
-    /// Only calls for kept parts are stored. An acquire without an answer is undone (rule 2), and its undo may run after a
-    /// renewal that found the number. So for such a part, that renewal proves nothing.
+    /// Only calls for kept parts are stored. While the acquire of a part has no answer, its connection may still be lost.
+    /// Then the acquire is undone (rule 2), and the undo may run after a renewal that found the number. So until that
+    /// acquire is answered, a renewal proves nothing.
     ///
     /// A stored call of an earlier round is overwritten, because this round asks the same question again. If the
     /// overwritten call would have reported a loss, and this round's call gets no answer, the watchdog's next renewal
@@ -462,7 +463,8 @@ impl QuorumHold {
         in_time: bool,
     ) -> std::result::Result<Option<LossReason>, Short> {
         let (nodes, state) = (&*self.nodes, self.state.lock());
-        // By rule 2 a part that is out does not count, whatever its node replies.
+        // By rule 2 a part that is out is never confirmed, whatever its node replies. Its node counts as one that no
+        // longer had its part (`GONE`).
         let counted = |(node, call): (usize, &Option<Arc<Call>>)| match state.parts.part(node) {
             Part::Out => None,
             _ => call.clone(),

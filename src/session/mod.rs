@@ -346,7 +346,8 @@ impl Session {
         }
     }
 
-    /// Ends the subscription that this hold's contender left open, if there is one.
+    /// Ends the lingering subscription to this hold's channel, if the hold's contender or an earlier one may have left
+    /// one.
     pub(crate) fn end_lingering(&self, hold: &Hold) {
         if let Some(channel) = hold.listened_to() {
             self.subscriber.end_lingering(&channel);
@@ -451,8 +452,8 @@ impl Session {
         }
     }
 
-    /// Closes the client, or waits until another thread has closed it. Every thread that closes gets the same result,
-    /// unless its own time ends first: a thread may end the process once it has the result.
+    /// Closes the client, or waits until another thread has closed it. A thread that calls this later waits too, since it
+    /// may end the process once the call returns. It gets the same result, or an error if its own time ends first.
     pub(crate) fn close(&self, until: Instant) -> Result<()> {
         if self.is_copy() {
             return Ok(());

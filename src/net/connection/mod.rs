@@ -15,9 +15,9 @@
 //! A leader that steps down wakes first the threads whose replies it has read, and last the next leader. As a rule those
 //! threads have queued their next commands by the time the next leader runs, and it writes these together. Until the next
 //! leader has taken the reader, no other waiting thread may lead. Otherwise the old leader would lead again with its next
-//! command, and block before the others have queued theirs (bench: 8 and 64 threads on as many locks). There are three
-//! exceptions: a thread whose time is up reads once more, housekeeping reads briefly, and a thread that finds the
-//! connection idle checks it. Each appoints again when it puts the reader back.
+//! command, and block before the others have queued theirs (bench: 8 and 64 threads on as many locks). Three others may
+//! take the reader although a thread is appointed: a thread whose time is up reads once more, housekeeping reads briefly,
+//! and a thread that finds the connection idle checks it. Each of the three appoints again when it puts the reader back.
 //!
 //! ```text
 //!            somebody needs it      greeted               I/O or parse error, silence,
@@ -108,9 +108,9 @@ struct ConnectionState {
     /// before it uses the connection again: see [`up`](Self::up).
     generation: u64,
     pipeline: Pipeline,
-    /// When the connection that was last dropped as silent would have been silent for `max_silence`. This moment is in the
-    /// future only if the connection was in doubt, and so was dropped earlier. Until this moment, a timeout does not prove
-    /// that the server is unreachable.
+    /// Until this moment, a timeout does not prove that the server is unreachable. Set when a connection is dropped for
+    /// its silence, to the moment at which its silence would have lasted for `max_silence`: a connection in doubt is
+    /// dropped before that.
     doubted_until: Instant,
     /// The last connection that was [finished](Socket::finish). The socket stays open until the next one is finished: a closed
     /// socket answers the server with a reset, at which the server may drop commands that it has not read.

@@ -33,8 +33,8 @@ impl Connection {
         if matches!(state.phase, Phase::Closed) {
             return None;
         }
-        // The validity of a hold counts from this moment. No byte of the call is written before it, since a thread that
-        // writes needs this mutex.
+        // The validity of a hold counts from this moment. No byte of the call is written before it: the bytes are queued
+        // with this mutex locked, and a thread that writes takes them under this mutex.
         if !state.pipeline.submit(call, Instant::now()) {
             return None;
         }

@@ -59,8 +59,8 @@ struct NamedMaster {
 pub(super) struct Service {
     /// The latest answer of a Sentinel that does not lag behind.
     master: Option<NamedMaster>,
-    /// The answer with the highest epoch among those of Sentinels that lag behind; cleared by an answer that does not, and
-    /// by `begin_again`.
+    /// Of the answers of Sentinels that lag behind, the one with the highest epoch. The answer of a Sentinel that does not
+    /// lag behind clears it, and so does `begin_again`.
     behind: Option<NamedMaster>,
     /// The highest epoch of a master that was connected to; `begin_again` may lower it.
     epoch: u64,
@@ -107,10 +107,11 @@ impl Service {
         lags
     }
 
-    /// Called after a round in which every server failed: a Sentinel fails if it lags behind this client, gives no usable
-    /// answer, or names a later master whose `ROLE` disagrees. If a Sentinel lags behind, the client assumes that the
-    /// Sentinels were set up from scratch. From now on, the latest master that such a Sentinel named is the master, and
-    /// its epoch counts as the highest. Returns whether there was such a Sentinel.
+    /// Called after a round in which every server failed. A Sentinel fails if it lags behind this client, or gives no
+    /// usable answer. While a connection to a master is in use, a Sentinel also fails if it names a later master that
+    /// cannot be reached, or whose `ROLE` disagrees. If a Sentinel lags behind, the client assumes that the Sentinels were
+    /// set up from scratch. From now on, the latest master that such a Sentinel named is the master, and its epoch counts
+    /// as the highest. Returns whether there was such a Sentinel.
     ///
     /// The price: if the only Sentinel that can be reached is cut off together with a former master, the client connects
     /// to that master. The present master does not know the locks that are granted there, so other clients may acquire

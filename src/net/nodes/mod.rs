@@ -9,14 +9,16 @@
 //! | a reply, or an error that does not go away by itself | nowhere: the call has its answer |
 //! | `MOVED` | to the node that the answer names, which has the slot from now on |
 //! | `ASK` | to the node that the answer names, behind `ASKING` |
-//! | `TRYAGAIN`, `CLUSTERDOWN`, or another error that passes | to the slot's master, after a pause |
+//! | `TRYAGAIN`, `CLUSTERDOWN`, or another error that passes | to the slot's master, after a pause (but the first time at once, if a thread waits for the call) |
 //! | no answer: the node is unreachable | to the slot's master; while that is unreachable, the nodes are asked who the master is now |
 //!
-//! **A call for which a thread waits** follows a redirection at once, a few times in a row. If the connection is lost
-//! before the reply, the call is undone, and a new one takes its place. Two kinds are not undone: a request that Redis
-//! applies only once is sent again, and a guarded command is not ([`calls`]). **A release or an undo** goes to the
-//! [ledger](super::ledger) if its answer is a redirection or a rejection for now. The connection to the slot's master
-//! takes the release from there. After `ASK`, housekeeping, or the next command to the named node, sends it to that node.
+//! **A release or an undo**, whether a thread waits for it or not, goes to the [ledger](super::ledger) if its answer is a
+//! redirection or a rejection for now. The connection to the slot's master takes it from there. After `ASK`, housekeeping,
+//! or the next command to the named node, sends it to that node.
+//!
+//! **Any other call** has a thread that waits for it. That thread follows a redirection at once, a few times in a row. If
+//! the connection is lost before the reply, the call is undone, and a new one takes its place. Two kinds are not undone: a
+//! request that Redis applies only once is sent again, and a guarded command is not ([`calls`]).
 //!
 //! A node that was a master once keeps its number and its [`Connection`] object until the client is closed, so the number
 //! of the node to which a call went leads to the `Connection`. When the table of masters has changed, the sockets to nodes

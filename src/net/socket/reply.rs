@@ -4,7 +4,8 @@
 //! takes hardly any memory (room for 16 elements of an array). An array exceeds the limit as soon as it is announced if
 //! even the shortest elements would not fit. Nesting does not use the stack.
 //!
-//! After an error the connection has to be dropped, unless the source gave the error and it may pass, such as a timeout.
+//! After an error the connection has to be dropped. The only exception is an error of the source that passes by itself,
+//! such as a timeout.
 
 use std::borrow::Cow;
 use std::io::{self, Read};
