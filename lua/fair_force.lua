@@ -4,7 +4,7 @@
 -- KEYS[2]  queue      list of tickets, the next one first
 -- KEYS[3]  timeouts   sorted set: ticket -> epoch ms from which it counts as dead
 -- KEYS[4]  alive      sorted set: ticket of ours -> epoch ms until which it counts as alive
--- KEYS[5]  channel    base: a waiter listens at this, ':' and its ticket
+-- KEYS[5]  channel    base: a waiter listens at `<this>:<ticket>`
 -- KEYS[6]  request    string: the result of this request
 -- ARGV[1]  waiter_ms  integer > 0; how long a place of ours outlives its last sign of life
 -- ARGV[2]  keep_ms    integer > 0; how long the result is remembered

@@ -17,7 +17,7 @@
 --          how many permits are taken, then how many are listed; of each its id in hexadecimal digits and ms left, or ''
 --          the token, '' for none; '1' with a round, else ''
 --
--- Keeps    everything; companions of another type count as absent
+-- Keeps    everything; each of KEYS[2] to KEYS[7] that holds another type counts as absent
 local holds, most = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -84,7 +84,8 @@ for i = 1, #permits, 2 do
     taken[#taken + 1] = i
   end
 end
--- If the set has other members, it is not a semaphore's, and its total is not given.
+-- If a listed member is not 16 bytes long, the set may be something else's, or an older Redisson's. Then the number of listed
+-- permits stands in place of the total.
 say(#taken > 0 and 2 * #taken == #permits and redis.call('zcount', KEYS[6], from, '+inf') or #taken)
 say(#taken)
 for n = 1, #taken do

@@ -1,8 +1,8 @@
 -- lock_keep: let one owner's hold expire at a given time instead of releasing it, so that the name stays taken until then.
 --
 -- KEYS[1]  lock     hash: owner -> hold count
--- KEYS[2]  channel  where waiters of this lock listen; of a fair lock the base, and a waiter listens at this, ':' and its
---                   ticket; left out for a spin lock
+-- KEYS[2]  channel  where waiters of this lock listen; of a fair lock the base: a waiter listens at
+--                   `<this>:<ticket>`; left out for a spin lock
 -- KEYS[3]  other    of a read hold: the string that lives as long as the hold, 0 once the hold is kept; of a fair lock: the
 --                   list of tickets; left out for any other hold
 -- ARGV[1]  field    the owner, of a write hold followed by ":write"
@@ -13,9 +13,9 @@
 --          -1       nobody holds the lock any more
 --          -2       somebody else holds it
 --
--- Keeps    every other hold, and the TTL that the others need. A kept hold is marked with a 0: in its count, or for a read hold
---          in its string. (A reader's count has to stay: Redisson takes from it how many timeout keys the reader has.) A renewal
---          that arrives later leaves a marked hold as it is
+-- Keeps    every other hold, and beside others a longer TTL, which they may need. A kept hold is marked with a 0: in its
+--          count, or for a read hold in its string. (A reader's count has to stay: Redisson takes from it how many timeout keys the
+--          reader has.) A renewal that arrives later leaves a marked hold as it is
 -- Twice    changes nothing more
 local field, ms, kind = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
@@ -33,8 +33,8 @@ if mark == '0' then
 end
 local left_ms = redis.call('pttl', KEYS[1])
 local waiting = kind == 'fair' and redis.call('lrange', KEYS[3], 0, 9)
--- Readers may share the hash. A hold that is alone decides how long the hash lives; beside others, it may only extend the
--- hash's TTL.
+-- Readers may share the hash. A hold that is alone decides how long the hash lives. Beside others, it only extends the
+-- hash's TTL. (A hash without a TTL, from which somebody else has removed it, gets one, as in Redisson.)
 local holds = redis.call('hlen', KEYS[1]) - redis.call('hexists', KEYS[1], 'mode')
 local is_alone = holds == 1
 -- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write.

@@ -9,7 +9,8 @@
 --             0         nobody holds the lock
 --             -1        somebody else holds it, or the hold is kept (lock_keep)
 --             an error  the key holds something else
---             for one lock; for several locks an array with one of these for each
+--
+--             (These are the replies for one lock. For several locks, the reply is an array with one of these for each.)
 --
 -- Keeps       a longer remaining TTL as it is; the old count, if there is no memory for a new one
 -- Twice       changes nothing more
@@ -24,7 +25,7 @@ for i = 1, #KEYS do
     replies[i] = redis.call('exists', KEYS[i]) == 1 and -1 or 0
   else
     local left_ms = redis.call('pttl', KEYS[i])
-    -- A longer TTL stays: `lock_keep` may have set it, and a late renewal must not shorten the hold.
+    -- A longer TTL stays: a later renewal or acquire with a longer lease may have set it.
     if left_ms < tonumber(lease_ms) then
       redis.call('pexpire', KEYS[i], lease_ms)
     end

@@ -26,7 +26,7 @@ local wrong, available, _, _, back = look()
 if wrong then
   return wrong
 end
--- Expired permits beyond these `back` are added when a later call returns them.
+-- ZCOUNT counts expired permits as taken. `back` of them are added here; a later call adds the others when it returns them.
 local left = total - redis.call('zcount', KEYS[2], 0, '+inf') + back
 local more = left - (available or 0)
 if more ~= 0 or not available then

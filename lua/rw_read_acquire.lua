@@ -78,7 +78,7 @@ if type(kept) == 'table' then
   return given_up(kept)
 end
 if noted and mode ~= 'write' then
-  -- The noted reader can join now as well, so nobody has to wait for its turn.
+  -- The noted reader can join now as well. So the note is removed, and no writer stays behind it.
   redis.call('del', KEYS[2])
 end
 return {1, left_ms, ''}

@@ -5,8 +5,8 @@
 -- KEYS[3…n] answered   keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    keep_ms    integer > 0; how long the request is remembered
 --
--- Returns    n          how many were available, now or when this request ran first; negative after a reduction
---                       below the number of taken permits. After the first run 0 are available, even if n was negative
+-- Returns    n          how many were available when this request ran for the first time; negative if more permits had been
+--                       removed than were available. After the first run 0 are available, even if n was negative
 --
 -- Keeps      the TTL of the semaphore
 -- Twice      the second run changes nothing

@@ -1,8 +1,8 @@
 -- summary: whether a key holds a lock or a set of acquired permits, and a summary of it.
 --
 -- KEYS[1]  lock      or any hash, or a sorted set
--- KEYS[2]  queue     of the fair lock that a hash may be
--- KEYS[3]  token     of the fenced lock that a hash may be
+-- KEYS[2]  queue     the queue of the lock if it is a fair lock
+-- KEYS[3]  token     the token counter of the lock if it is a fenced lock
 --
 -- Returns  {k, n, t}  k: 1 a lock, 2 fair, 3 fenced, 4 read-write, 5 permits; n are held; t ms are left, -1 without an end
 --          nil        the key is neither

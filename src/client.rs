@@ -538,9 +538,9 @@ impl RedLock {
     /// exclude each other.
     ///
     /// Asks each server for its identity (`INFO`), all at the same time, and blocks at most for the command timeout of the
-    /// first client. A server that does not answer is asked again by the calls that lock. If it turns out to be that of
-    /// another client, these calls return [`Error::InvalidSetting`](crate::Error::InvalidSetting). A server that has
-    /// become a replica takes no part while it is one.
+    /// first client. A server that does not answer is asked again by the calls that lock. If it turns out that two clients
+    /// lead to the same server, these calls return [`Error::InvalidSetting`](crate::Error::InvalidSetting). A server that
+    /// has become a replica takes no part while it is one.
     ///
     /// ```no_run
     /// use redlatch::{Client, RedLock};

@@ -701,7 +701,7 @@ fn as_io(err: &RedisError) -> Option<&std::io::Error> {
     source.downcast_ref()
 }
 
-/// Replaces the text of a server's error by another one of one line. The error code stays.
+/// Gives a server's error another text, which must be a single line. The error code stays.
 pub(crate) fn reword_server_error(err: &RedisError, text: &str) -> RedisError {
     let line = format!("-{} {text}\r\n", err.code().unwrap_or("ERR"));
     // The crate `redis` makes a server's error only by parsing a reply.

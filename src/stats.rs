@@ -177,8 +177,8 @@ counters! {
     yields,
     /// Renewals confirmed by Redis.
     renewals,
-    /// Failed renewals of valid holds. Failures of one hold in a row count once, until a renewal succeeds. A `RedLock` does
-    /// not count.
+    /// Failed renewals of valid holds. If renewals of one hold fail several times in a row, that counts as one failure.
+    /// The next failure counts again only after a renewal of the hold has succeeded. A `RedLock` does not count.
     renewals_failed,
     /// The longest delay between a renewal's due time and its start, in microseconds.
     renewal_lateness_max_us,

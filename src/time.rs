@@ -84,7 +84,7 @@ impl Deadline {
 /// | ended by | the server may be healthy | the server is known to be unreachable, or rejects the request |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the command timeout | an error, also for the threads queued behind this one | an error; unless the request was rejected for good, also for the threads queued behind this one |
+/// | the command timeout | an error, also for the threads queued behind this one | an error; the threads queued behind this one get it too, unless the request was rejected for good (see [`concerns_all`](Self::concerns_all)) |
 ///
 /// If several of the following are true at the same moment, the first one counts:
 ///

@@ -5,8 +5,8 @@
 //!
 //! | code | a request that a thread waits for, but not a user's script | a user's script (a thread waits for it) | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
-//! | `NOSCRIPT` | `SendText`; `Never` if the script's text was sent | the same, if the error has the server's own words (`No matching script`); otherwise `Never` | like the first column |
-//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row; `Never` if it names no node | like the first column, if the redirection names the slot of the script's keys; otherwise `Never` | like the first column; `Later` if it names no node |
+//! | `NOSCRIPT` | `SendText`; `Never` if the script's text was sent | the same, if the error has the server's own words (`No matching script`); otherwise `Never` | as in the second column |
+//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row; `Never` if it names no node | as in the second column, if the redirection names the slot of the script's keys; otherwise `Never` | as in the second column; `Later` if it names no node |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | `Later` | `Never` | `Later` |
 //! | `MISCONF`, `OOM` | `Never` | `Never` | `Later` |
 //! | any other | `Never` | `Never` | `Never` |
@@ -33,7 +33,8 @@ pub(crate) enum Verdict {
     Elsewhere(Redirection),
     /// The server has not executed the request, and may do so after a pause.
     Later(RedisError),
-    /// The server rejects the request for good, or the user's script itself returned an error.
+    /// The request is not sent again: the server rejects it for good, or it runs a user's script and the error may come
+    /// from that script.
     Never(RedisError),
 }
 
@@ -67,7 +68,8 @@ pub(crate) enum RequestKind {
     Waited,
     /// A thread waits for the answer of a user's script, whose first key, if there is any, is in this slot.
     Users(Option<u16>),
-    /// A release, an undo or a renewal: repeated until the lease that it concerns is over.
+    /// A release, an undo or a renewal. A release or an undo is repeated until its `useful_until`, a renewal until the
+    /// validity of the hold is over.
     Kept,
 }
 
@@ -107,10 +109,11 @@ pub(crate) fn verdict(reply: Value, asked: impl FnOnce() -> RequestFacts) -> Ver
     }
 }
 
-/// Whether to treat the error as the server's, not as one that a user's script returned. That is false for a `NOSCRIPT` or
-/// a redirection that a user's script may have returned, since these lead to a second sending although the script may have
-/// run. A script is unlikely to return the server's words, or a redirection that names the slot of the script's own keys.
-/// Other errors never lead to a second sending of a user's script, so for them the result is `true`.
+/// Whether to treat the error as the server's, not as one that a user's script returned. The result is `false` for a
+/// `NOSCRIPT` or a redirection that a user's script may have returned. If such an error counted as the server's, the
+/// request would be sent again, and the script might run twice. A script is unlikely to return the server's words, or a
+/// redirection that names the slot of the script's own keys. Other errors never lead to a second sending of a user's
+/// script, so for them the result is `true`.
 fn is_from_server(err: &RedisError, kind: RequestKind) -> bool {
     let RequestKind::Users(slot) = kind else {
         return true;

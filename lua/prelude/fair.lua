@@ -1,4 +1,4 @@
--- fair: which places in the queue count, and who is next. In front of each script of the fair lock.
+-- fair: which places in the queue count, and who is next. Precedes the scripts fair_*.
 --
 -- KEYS[1]  lock       hash: owner -> hold count
 -- KEYS[2]  queue      Redisson's list of tickets, the next one first

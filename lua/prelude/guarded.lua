@@ -7,8 +7,9 @@
 -- ARGV[2]  kind   "permit", or "lock"
 --
 -- Returns  if the hold is not in force, an error with the code NOTHELD, and nothing else is executed. The error's text begins
---          with "taken" if somebody else has the lock, otherwise (and for any permit) with "gone". It ends with the hold (a
---          permit's id in hexadecimal digits), so that no error of the user's script is mistaken for this error
+--          with "taken" if the lock's key exists, since somebody else then probably has the lock; otherwise (and for any
+--          permit) with "gone". It ends with the hold (a permit's id in hexadecimal digits), so that no error of the user's
+--          script is mistaken for this error
 --
 -- Keeps    all keys as they are. The code below is joined to one line and put before a user's script, so it has no comments
 do

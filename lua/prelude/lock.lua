@@ -2,8 +2,8 @@
 --
 -- KEYS[1]  lock  hash: owner -> hold count; of a read-write lock also mode -> read or write
 
--- In a hash of more than FEW fields one random field decides, if possible and unless the hash is to be deleted. No check reads
--- many more than SOME fields.
+-- A hash of up to FEW fields is checked whole. In a larger hash one random field is enough, except if the hash is to be
+-- deleted, if HRANDFIELD fails, or if that field is `mode`: then up to about SOME fields are checked.
 local FEW, SOME = 8, 128
 
 -- Whether a field is a hold's: "<uuid>:<number>", followed by ":write" for a write hold, with a count as its value. Redisson's
@@ -20,8 +20,8 @@ end
 
 -- Returns the error for a hash that is not a lock of this kind ("lock" or "read-write lock"), or nil. The fields decide and
 -- not the TTL, which Redisson can remove. A single field of another application's hash is enough to show that the hash is no
--- lock, unless that field is named `mode`. The argument `mode` is the lock's mode, if the script has read it. `is_deleted`: the
--- script will delete the hash, so more fields are checked: one that looks like a hold proves nothing about the others.
+-- lock, unless that field looks like a lock's. The argument `mode` is the lock's mode, if the script has read it. `is_deleted`:
+-- the script will delete the hash, so more fields are checked: one that looks like a hold proves nothing about the others.
 local function no_lock(kind, mode, is_deleted)
   local count, fields = redis.call('hlen', KEYS[1]), nil
   -- `pcall`: for a user without the right to HRANDFIELD, more fields decide.

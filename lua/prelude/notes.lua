@@ -6,7 +6,8 @@
 -- ARGV[1]  waiter    the field of the hold that this waiter wants; stays the same until a request gets no reply, then a new
 --                    one is used
 -- ARGV[2]  behind    the waiter of the other side that was noted when this one first asked; that waiter goes first for as
---                    long as it is noted. '?' in a first request, '' if this waiter is behind nobody
+--                    long as it is noted. '?' in a first request; '' if this waiter lets nobody go first: it is behind nobody,
+--                    its precedence is over, or it is `readers_first`
 -- ARGV[3]  note_ms   integer >= 0; how long the note lives, if this request makes or extends it; 0: it does neither
 -- ARGV[4]  again_ms  integer > 0; after how long this waiter asks again, which extends its note
 

@@ -38,8 +38,8 @@ local function notify(available)
   return available > 0 and redis.pcall('publish', KEYS[3], string.format('%.0f', math.min(available, 2147483647)))
 end
 
--- Puts `back` expired permits back; the result is how many are available then. If KEYS[1] was deleted (`available` is false),
--- it is not created again.
+-- Makes `back` of the expired permits available again; the result is how many are available then. If KEYS[1] was deleted
+-- (`available` is false), it is not created again.
 local function return_expired(available, back)
   remove_expired(back)
   if back > 0 and available then

@@ -23,7 +23,8 @@ local function draw(count, token_ttl_ms)
     last = math.max(first, now + count - 1)
     first, token = string.format('%.0f', first), string.format('%.0f', last)
     if token_ttl_ms > 0 then
-      -- The counter must outlive its lead over the clock. A TTL counts from the millisecond that has begun, hence + 1.
+      -- The counter must outlive its lead over the clock. Redis counts a TTL from the start of the current
+      -- millisecond, so the key may expire up to 1 ms early: hence `+ 1`.
       local keep_ms = math.max(token_ttl_ms, math.ceil((last - now) / 1000) + 1)
       redis.call('set', KEYS[2], token, 'px', string.format('%.0f', keep_ms))
     else

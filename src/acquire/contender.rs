@@ -1,8 +1,8 @@
 //! A contender: a thread that asks Redis for a lock, on behalf of the local lock of its name.
 //!
-//! How a contender waits depends on the kind of lock: a release is announced to all waiters by one server or by several, only
-//! to the first place in the queue that Redis keeps, or not at all. Accepting the lock and giving up are the same for all
-//! kinds.
+//! How a contender waits depends on the kind of lock. As a rule one server, or each of several, announces a release to all
+//! waiters. Where Redis keeps the queue, the release is announced only to the first place; for a spin lock it is not
+//! announced. Accepting the lock and giving up are the same for all kinds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,7 +51,8 @@ const LAST: Duration = Duration::from_millis(50);
 ///
 /// 1. `_contending` counts a contender from before its first request until its hold is accepted or its last request
 ///    undone. Closing the client waits until none is counted, so no hold is left behind unnoticed.
-/// 2. However a contender ends, `Drop` gives up its place or note and lets the next thread of the process ask.
+/// 2. However a contender ends, its place or note is given up and the next thread of the process may ask: `accept` does
+///    this after a grant, `Drop` in any other case.
 /// 3. A request of unknown outcome is undone, and its number is not used again. A contender with a
 ///    [place](crate::hold::places) is the exception: its request has the number of the place and may be sent again,
 ///    because Redis ignores the request once the place is gone from the queue.

@@ -9,8 +9,8 @@ use crate::acquire::quorum::PAUSE;
 ///
 /// All contenders that are notified of a release ask at the same time, and each may be granted too few of the servers. So
 /// a contender whose request was refused pauses for a short random time. Unless a message has come since, it then looks:
-/// it reads the leases without requesting anything (see `quorum::ask`). If a majority is free, the contender requests the
-/// lock. If not, the contender waits for a message, and some release will send it:
+/// it reads the leases without requesting anything (see `quorum::ask`). If a majority is free, or too few servers have
+/// answered, the contender requests the lock. Otherwise it waits for a message, and some release will send it:
 ///
 /// - A single holder may have a majority. The release of that holder is announced.
 /// - Several contenders may have a few servers each, which they give back. Each of them looks after a pause of its own. The

@@ -3,7 +3,7 @@
 //! ```text
 //!   enter ─► the thread holds it ─► one more hold, renewed first if its lease is fixed
 //!     │ ├──► readers share a hold ─► joins
-//!     │ ├──► nobody asks Redis ────► contends
+//!     │ ├──► it may ask Redis now ─► contends
 //!     │ └──► otherwise ────────────► waits in the queue of this process ─► handed over, or contends
 //!     └────► one attempt does not wait: busy
 //! ```
@@ -119,7 +119,9 @@ impl LockSpec {
         Ok((params, entry))
     }
 
-    /// Takes a hold that the local lock can give, or becomes a contender. Redis is asked only to renew a fixed lease.
+    /// Takes a hold that the local lock can give, if necessary after a wait in the queue of this process, or becomes a
+    /// contender. Redis is asked only to renew a fixed lease. (The masters of a quorum are also asked which servers they
+    /// are, for as long as that is unknown.)
     pub(crate) fn enter(&self, wait: WaitMode) -> Result<Pending<'_>> {
         let (params, entry) = self.start(wait)?;
         let HoldParams { lease, thread, .. } = params;
@@ -175,7 +177,8 @@ impl LockSpec {
                     lease: held_lease,
                 } => match held_lease {
                     // The watchdog renews the hold, so one more count needs no request. The mutex has been held since
-                    // `enter` found the hold, so the hold cannot have ended in between.
+                    // `enter` found the hold, so the local lock still has it. If the hold is lost at this moment, the new
+                    // guard reports the loss.
                     LeasePolicy::Renewed { .. } => {
                         state.lock.reenter(thread, &hold, held_lease);
                         drop(state);

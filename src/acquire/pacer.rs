@@ -6,8 +6,8 @@ use crate::time;
 
 /// The shortest pause in which another process has a chance to be first.
 ///
-/// Measured: on a quiet machine another process needs 100 µs to be woken and to ask. A busy machine needs more, and a
-/// Java process about 1 ms, with which Redisson's spin lock also begins.
+/// Measured: on a quiet machine another process needs 100 µs to be woken and to ask. A busy machine needs more, and a Java
+/// process needs about 1 ms. The pauses of Redisson's spin lock also begin with 1 ms.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
 /// Random pauses that double for as long as nothing changes.

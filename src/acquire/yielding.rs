@@ -69,7 +69,8 @@ pub(crate) fn yield_to_others<S: Strategy>(
         return Ok(false);
     }
     let waiter = strategy.listening().known_waiter().map(Arc::clone);
-    // A thread of this process may hand over the lock during the pause; then there is no question to delay.
+    // During the pause another thread of this process may hand over permits to this one, or wake it for another reason.
+    // Then the pause ends.
     let is_served = || waiter.iter().any(|waiter| waiter.is_woken(|_| true));
     let stop = || spec.must_stop() || is_served();
     let pause = match &release {
@@ -94,8 +95,8 @@ pub(crate) fn yield_to_others<S: Strategy>(
     };
     spec.session().counters.yields.add(1);
     time::sleep_unless(pause.min(most), &stop);
-    // A message during the pause calls for another pause, so it does not count as heard. After a shortened pause there is
-    // no time for one, so all messages count as heard.
+    // After a full pause, only the messages from before it count as heard: a message during the pause calls for another
+    // pause. After a shortened pause no other pause follows, so all messages count as heard.
     *messages_heard = Some(match pause <= most {
         true => messages,
         false => strategy.listening().signals().messages,

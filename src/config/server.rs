@@ -19,7 +19,7 @@ pub(crate) enum Address {
 }
 
 impl fmt::Display for Address {
-    /// The address for errors and logs, with the host escaped, since servers send host names too.
+    /// The address for errors and logs. Control characters of the host are replaced, since servers send host names too.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(host, port) => {
@@ -231,7 +231,8 @@ impl Server {
         };
         let (deployment, login, db) = understood.map_err(|err| {
             // A `/` or `?` that is not percent-encoded in a password ends the authority too early; `err` then names a
-            // consequence, such as a wrong port. If an `@` follows it, that is the likely cause, so the error names it.
+            // consequence, such as a wrong port. If an `@` comes after the first `/` or `?`, a password with such a
+            // character is the likely cause. The error that is returned then says so, instead of `err`.
             let authority_ends = rest.find(['/', '?']).unwrap_or(rest.len());
             match kind != UrlKind::Unix && rest[authority_ends..].contains('@') {
                 true => bad(format!(

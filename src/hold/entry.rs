@@ -27,7 +27,7 @@ use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 ///    not be taken.
 /// 2. A wakeup is stored with the mutex held, in the section that takes the thread off its queue or makes it the first
 ///    there. So a thread that finds itself off the queue has a wakeup.
-/// 3. The thread is notified once the mutex is released, since it would run into the mutex otherwise.
+/// 3. The thread of that wakeup is notified once the mutex is released, since it would run into the mutex otherwise.
 /// 4. The release of a guard is queued on the connection with the mutex held, before any other thread can become the
 ///    contender. So on the connection it precedes the next request of this process.
 pub(crate) struct Entry {
@@ -100,7 +100,7 @@ pub(crate) enum Wakeup {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct EntryKey {
     pub(crate) kind: &'static Kind,
-    /// The name; of a lock that a majority keeps, a list of the name and the ids of its clients.
+    /// The name. For a lock that a majority keeps, the id is a list of the name and the ids of the lock's clients.
     pub(crate) id: Arc<str>,
 }
 

@@ -97,7 +97,8 @@ pub(crate) struct Hold {
     /// A copy of the end of validity in `lease`, readable without the mutex of `lease`. Stored only with that mutex held.
     valid_until: AtomicU64,
     lease: Mutex<Lease>,
-    /// How often the holder has the hold, which renewals write to Redis for others to see. Always 1 for a shared hold.
+    /// The hold count: how many times the holder has locked without unlocking. Renewals write this count to Redis, where
+    /// others can see it. Always 1 for a shared hold.
     pub(crate) count: AtomicU32,
     times: Times,
     extras: OnceLock<Box<HoldExtras>>,
@@ -115,7 +116,7 @@ struct HoldExtras {
     /// The token of the thread that has the hold now, and the last one drawn for the hold; zero without tokens.
     token: AtomicU64,
     last_token: AtomicU64,
-    /// According to the last reply, when the permit ends, in milliseconds of the server's clock. A renewal carries it, and
+    /// The end of the permit according to the last reply, in milliseconds of the server's clock. A renewal carries it, and
     /// does nothing if somebody else has changed the end since.
     ends_at: AtomicI64,
     /// Until when the name stays taken in Redis after the release, in [`time::nanos`]; zero if the release frees the name
@@ -473,9 +474,9 @@ impl Hold {
     /// The request that releases the hold.
     pub(crate) fn release(&self, undo: bool, now: Instant) -> Deferred {
         let longest = self.with_lease(|lease| lease.longest());
-        // The release is useful beyond the validity: until the lease ends, Redis may still execute an unanswered renewal,
-        // and then keeps the hold for up to the longest requested lease. An undo is useful for longer: a frozen server
-        // executes the acquire, and so begins the lease, only when it resumes.
+        // Redis may execute an unanswered renewal as late as the end of the lease. Redis then keeps the hold for up to the
+        // longest lease ever requested. So the release stays useful for that long after the validity. An undo is useful
+        // for longer: a frozen server executes the acquire, and so begins the lease, only when it resumes.
         let after = if undo { longest.max(UNDO_FOR) } else { longest };
         let useful_until = self.valid_until().max(now) + after;
         let owner = self.owner();

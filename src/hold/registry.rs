@@ -29,8 +29,8 @@ const SWEEP: usize = 1024;
 /// 2. An entry is dropped only while its shard is locked and only the shard refers to it. So two threads that use one
 ///    key at the same time have the same entry.
 /// 3. A free entry of the registry is on the list, or in the hands of a sweep that puts it back or drops it. `is_listed`
-///    is true in both cases. A sweep that finds the entry in use clears it, so that the thread that leaves the entry free
-///    lists it again.
+///    is true in both cases. If a sweep finds the entry in use, the sweep sets `is_listed` to false. Then the thread that
+///    leaves the entry free lists the entry again.
 pub(crate) struct Registry {
     /// The prefix of every key.
     pub(crate) prefix: String,

@@ -68,7 +68,7 @@ enum RenewalProgress {
     Nothing,
     /// A renewal is due.
     Due,
-    /// A renewal has failed. The first failure was reported, if the hold was still certain then.
+    /// A renewal has failed. The first failure was reported if the lease is renewed and the hold was still certain then.
     Failed,
 }
 
@@ -147,8 +147,9 @@ impl Lease {
         }
     }
 
-    /// The lease that a renewal requests. A read hold with a fixed lease is renewed only to extend the lock's shared key,
-    /// so it requests the shortest lease, 1 ms, which does not change its own.
+    /// The lease that a renewal requests. A read hold with a fixed lease is renewed only so that the lock's shared key
+    /// lives as long as the hold. A renewal never shortens a hold. So this renewal requests the shortest lease, 1 ms: the
+    /// hold keeps its end, and the key gets at least the time that the hold has left.
     pub(crate) fn renewal_ttl(&self) -> Duration {
         if self.is_renewed {
             self.ttl()

@@ -8,7 +8,7 @@
 //! loss is late by a few slices for each master at most, even while Redis is frozen.
 //!
 //! ```text
-//!   armed ──due──► queues ──sent──► on its way ──confirmed──► armed (a third of the lease later)
+//!   armed ──due──► queued ──sent──► on its way ──confirmed──► armed (a third of the lease later)
 //!     │              │  ▲               ├──────not found────► lost: Forced, TakenOver
 //!     │              │  └───────────────┴───────no answer     (sent again after a pause)
 //!     └──disarmed    └─ its validity is over before it is confirmed: lost, Unreachable

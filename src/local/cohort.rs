@@ -5,7 +5,7 @@
 //! wait endlessly: the next request of the process that released reaches Redis before the others have woken.
 //!
 //! ```text
-//!   granted ─► started ──the tenure is over──► the next contender has to yield ──others were notified──► a debt
+//!   granted ─► started ──the tenure is over──► the next contender has to yield ──several were notified─► a debt
 //!                 ▲  │                                                                                    │
 //!                 │  └─ refused, lost, a long gap: over                                                   │
 //!                 └──────────────────── granted: nobody else wanted it, or the debt is paid ◄─────────────┘
@@ -78,9 +78,9 @@ impl<R> Cohort<R> {
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
         // A single other process is next in any case and needs no debt. No debt begins if the cohort has started again
-        // since the release. While the contender waited for the reply to the release, no other thread of this process
-        // could ask for the lock, so a thread that adopted a hold has started the cohort. The adopted hold was granted to
-        // another process after the release, so others have had their turn.
+        // since the release. In that case a thread has adopted a hold, which started the cohort: nothing else can start it
+        // while the contender waits for the reply to the release. The adopted hold was granted to another process after
+        // the release, so others have had their turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
@@ -154,8 +154,9 @@ impl<R> Cohort<R> {
         // If it became known less than a tenure ago (at `known_at`) that an earlier release notified nobody, the thread
         // asks at once instead of waiting for the reply to the last release. The price: a process that began to wait after
         // the earlier release has to wait for one more tenure of this process. The releases of that tenure notify it, and
-        // it goes first afterwards. Counted from the earlier release instead of `known_at`, a tenure could be over before
-        // the reply to that release arrives (bench `distance`, row "the same name").
+        // it goes first afterwards. The tenure in this check begins at `known_at`. If it began at the earlier release, it
+        // could be over before the reply to that release arrives, and the thread would wait for the last release after all
+        // (bench `distance`, row "the same name").
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

@@ -30,9 +30,10 @@
 //! - No thread is queued. A reader that does not wait, or has the option `readers_first`, may pass queued readers, but
 //!   never a queued writer.
 //!
-//! A reader that only the tenure or the lease keeps out asks Redis for a hold of its own, unless another reader asks
-//! already (exceptions at [`enter`](LocalLock::enter)); Redis decides whether writers of other processes go first. A
-//! thread that holds exclusively may take a shared hold as well, and keep it when it releases the exclusive one.
+//! If only the tenure or the lease keeps a reader from joining, the reader asks Redis for a hold of its own. If another
+//! reader asks already, the new one is queued instead (exceptions at [`enter`](LocalLock::enter)). Redis decides whether
+//! writers of other processes go first. A thread that holds exclusively may take a shared hold as well, and keep it when
+//! it releases the exclusive one.
 //!
 //! When Redis grants a shared hold, the queued readers join it in their order. The first reader that cannot join becomes
 //! the contender. A second reader that cannot join, or a writer, has to wait, and so does every thread behind it.
@@ -153,9 +154,9 @@ struct QueuedThread<W> {
 /// The result of entering the lock.
 #[derive(Debug)]
 pub(crate) enum Entered<H, R> {
-    /// The thread is a contender now. `yields_after`: the last release, given once the tenure is over. If it has notified
-    /// other processes, the thread lets them go first. `under`: the exclusive hold of a thread that asks for a shared one
-    /// as well.
+    /// The thread is a contender now. `yields_after`: if the tenure is over, the last release. If it has notified other
+    /// processes, the thread lets them go first. `under`: the exclusive hold of a thread that asks for a shared one as
+    /// well.
     Contend {
         yields_after: Option<R>,
         under: Option<H>,
@@ -252,8 +253,8 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     }
 
     /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader may ask Redis
-    /// although another reader of this process asks already, if the new one does not wait or is `readers_first`. It need
-    /// not wait for the other reader, whose grant a writer of another process may delay.
+    /// although another reader of this process asks already, if the new one does not wait or is `readers_first`. A writer
+    /// of another process may delay the grant of the other reader. The new reader need not wait for that.
     pub(crate) fn enter(
         &mut self,
         thread: u64,
@@ -595,9 +596,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
         }
         self.shared.swap_remove(at);
         let release = release();
-        // A writer's grant has started the cohort, and the writer's tenure goes on while threads of this process read. So
-        // the release of the last reader counts as the release that notifies other processes. But if the writer still
-        // holds the lock, its own release follows, and counts instead.
+        // If a writer's grant has started the cohort, the writer's tenure goes on while threads of this process read. So
+        // if no thread here holds the lock exclusively now, this release counts as the last release of the tenure. But if
+        // the writer still holds the lock, its own release follows, and counts instead.
         if self.cohort.has_started() && self.exclusive.is_none() {
             self.cohort.released(release, now);
         }

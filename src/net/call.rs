@@ -19,9 +19,9 @@ pub(crate) enum Fault {
     /// Until the deadline there was no connection, or only a silent one, or the server was not ready. For a deferred call
     /// also: the reply did not come in time, though the connection may work.
     Unreachable(RedisError),
-    /// The deadline passed before the reply came, although the connection works. Or there was no connection when the
-    /// deadline passed, but the last one had been dropped early because it was in doubt, and would not have been silent
-    /// for `max_silence` by then. So perhaps the server is merely slow.
+    /// The deadline passed before the reply came, although the connection works. Or the deadline passed without a
+    /// connection, before `ConnectionState::doubted_until`: the last connection was in doubt and was dropped early, so
+    /// perhaps the server is merely slow.
     Late(RedisError),
     /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.
@@ -97,9 +97,9 @@ pub(crate) struct DeferredInfo {
     /// When the release is given up: the lease is over by then, or Redis may have forgotten that it has already run the
     /// release.
     pub(crate) useful_until: Instant,
-    /// The end of the hold's validity; `None` if the hold was no longer valid when it was released. A reply that says that
-    /// the hold was gone proves a loss before the release only if it arrives before this moment; later, the lease may have
-    /// ended while the release was under way.
+    /// The end of the hold's validity; `None` if the hold was no longer valid when it was released. If the reply arrives
+    /// before this moment and says that the hold was gone, the hold was lost before its release. If the reply arrives
+    /// later, the lease may have ended while the release was under way, so it proves no loss.
     pub(crate) valid_until: Option<Instant>,
     /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
     /// quorum's hold, where only the majority counts. Both count as undos for the backlog, and in the ledger unless

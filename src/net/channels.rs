@@ -16,7 +16,7 @@
 //!
 //! A waiter that asks for the lock before it is subscribed may have missed a message after that request. So it asks again
 //! once its subscription is confirmed. If the channel was confirmed already, for example for another waiter, it asks again
-//! at once. A waiter that first asks when its subscription is confirmed needs only one request.
+//! at once. If a waiter sends its first request only after its subscription is confirmed, this request suffices.
 //!
 //! Confirmations come in the order of the commands. So if a channel was subscribed to several times, the queue of sent
 //! commands shows which subscription a confirmation is for. The confirmation of a subscription that has ended by then does

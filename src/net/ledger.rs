@@ -29,8 +29,9 @@
 //!    is answered. So other commands go in between, however many entries an outage has left. An entry is taken by the
 //!    connection to the node that serves its slot at that time: entries follow the slot when it moves or a master fails.
 //! 5. **In order.** Before a command, the connection sends what the ledger has about its keys, up to [`AT_ONCE`] entries.
-//!    Otherwise an acquire would find the lock held by a hold that its owner has ended. A thread that waits for the answer
-//!    to a release has the entries about its keys sent as well.
+//!    Otherwise an acquire would find the lock held by a hold that its owner has ended. If a thread waits for the answer
+//!    to a release that has become an entry, the thread makes the connection send the entries about the keys of that
+//!    release, unless the connection rests.
 //! 6. **Useless.** Housekeeping gives up entries after their `useful_until`. To send the others, it connects to their
 //!    nodes.
 //!
@@ -171,8 +172,8 @@ impl Ledger {
         })
     }
 
-    /// Removes the oldest entries that have a key of `request`; behind these, all calls that `node` executes only behind
-    /// `ASKING`.
+    /// Removes up to [`AT_ONCE`] of the entries that have a key of `request`, the oldest first. Then removes all calls
+    /// that `node` executes only behind `ASKING`, and returns them after the entries.
     pub(super) fn take_about(&self, request: &Request, node: usize) -> Vec<Arc<Call>> {
         self.change(|entries| {
             let mut places = BTreeSet::new();

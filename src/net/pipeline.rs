@@ -78,7 +78,8 @@ pub(super) struct InFlight {
     /// The latest of these moments: the last reply came; a socket that had been full took bytes; a command was queued
     /// while no reply was due; the connection began.
     pub(super) last_heard: Instant,
-    /// When a read last found nothing: everything that had arrived by then has been read.
+    /// When a leader's slice last ended with a read that completed no reply: everything that had arrived by then has been
+    /// read.
     pub(super) quiet_at: Instant,
     /// Before the oldest unanswered command was queued, the connection was idle for [`IDLE`]: the server may have closed
     /// it. The thread that writes next checks that first.
@@ -501,7 +502,8 @@ impl InFlight {
         Some(self.awaiting.front()?.state.lock().sent_at)
     }
 
-    /// Whether a reply is due and the server is known to have sent nothing for `max_silence`.
+    /// Whether a reply is due, and none is known to have been completed for `max_silence`. (Part of a reply does not
+    /// count.)
     pub(super) fn is_silent(&self, max_silence: Duration) -> bool {
         !self.awaiting.is_empty() && self.has_read_all_by(self.last_heard + max_silence)
     }

@@ -154,7 +154,8 @@ impl Subscriber {
         }
     }
 
-    /// Writes what is queued, unless another thread does or will.
+    /// Writes what is queued. Does nothing if another thread is writing, or if the socket is full: then the subscriber's
+    /// thread writes the rest.
     fn flush(&self, mut state: MutexGuard<'_, State>) {
         let unwritten = state.channels.unwritten();
         if unwritten.is_some_and(|unwritten| !unwritten.is_full()) {

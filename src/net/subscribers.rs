@@ -5,9 +5,9 @@
 //!    none ───────────────────────► its thread ──────────────────────────────────────────────────► none
 //! ```
 //!
-//! A message on a sharded channel stays within the shard of the channel's slot, so there is a connection to each such
-//! master, and a thread that reads from it. Plain channels are subscribed to at the same node, although any node would do:
-//! a message reaches all nodes.
+//! A message on a sharded channel reaches only the nodes of the shard that has the channel's slot. So the client has a
+//! connection to the master of each shard on whose channels a thread has waited, and a thread that reads from this
+//! connection. Plain channels are subscribed to at the same node, although any node would do: a message reaches all nodes.
 
 use std::collections::HashMap;
 use std::io;

@@ -3,10 +3,10 @@
 //! ```text
 //!              queued            taken             all written
 //!    empty ───────────► waiting ───────► writing ───────────────► empty
-//!                         ▲ ▲              │ │
-//!                         │ └─more queued──┘ │ the socket took a part
-//!                         │                  ▼
-//!                         └──took the rest─ full
+//!                         ▲              │ │ ▲
+//!                         └─more queued──┘ │ │ tried again
+//!                  the socket took a part  ▼ │
+//!                                          full
 //! ```
 //!
 //! - **Waiting**: a thread that has queued something writes for all, unless another writes, or a
@@ -28,7 +28,7 @@ use parking_lot::MutexGuard;
 
 use crate::net::socket::Socket;
 
-/// How often a thread writes what others have queued while it wrote.
+/// A thread stops after this many writes, even if others have queued more meanwhile.
 const TURNS: usize = 16;
 
 /// The largest buffer that is reused.

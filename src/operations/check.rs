@@ -578,9 +578,10 @@ const INSPECTING: &str = "Client::inspect and Client::locks";
 /// The label of commands for notifications, without which waiting threads poll.
 const WAITING: &str = "notifications";
 
-/// The kind of lock that a script is for, by the beginning of the script's file name. A script of no kind gets the last
-/// label. `guarded_call` gets it too. A right that only commands with the last label need is no more than a warning if it
-/// is missing. But each command in the script of `guarded_call` is also tried for some kind of lock.
+/// The kind of lock that a script is for, by the beginning of the script's file name. A script whose name begins with none
+/// of these gets the last label. A right that is needed under this label alone is only a warning if it is missing.
+/// `guarded_call` gets this label although guards of locks need it. No problem is hidden by that, since each command in
+/// its script is also tried for some kind of lock.
 const KINDS: [(&str, &str); 9] = [
     ("lock_", "locks"),
     ("fair_", "fair locks"),

@@ -91,8 +91,8 @@ impl Pass {
         }
     }
 
-    /// The key of the other semaphore whose taken permits have the same key: those of `a` and of `{a}` are both in
-    /// `{a}:timeout`.
+    /// The semaphores at the keys `a` and `{a}` both keep their taken permits at `{a}:timeout`. Given the key of one of
+    /// the two, returns the key of the other. `None` if no other semaphore has its permits there.
     fn rival(self, key: &str) -> Option<String> {
         match self {
             Self::Hashes => None,
@@ -238,7 +238,8 @@ fn scan(
     Ok((cursor, keys.into_iter().collect()))
 }
 
-/// A prefix as a pattern that only it matches.
+/// Returns a glob pattern that matches the prefix itself and no other text. (`check` uses it for ACL rights, `scan` for
+/// `SCAN`.)
 pub(super) fn escaped(prefix: &str) -> String {
     let mut escaped = String::new();
     for c in prefix.chars() {

@@ -48,7 +48,9 @@ fn ask_master_of(
                 asked.redirected += 1;
                 nodes.map.redirected(node, &target);
             }
-            // While a slot moves, neither node answers a question about several keys of which some are missing.
+            // While a slot moves, a node replies `ASK` or `TRYAGAIN` to a question about several keys unless it has all of
+            // them, and no lock has all the keys that `inspect` asks for. So an `ASK` is not followed. The question is
+            // asked again after a pause, when the slot may have moved.
             Verdict::Elsewhere(_) | Verdict::Later(_) if may_repeat => {
                 asked.redirected = 0;
                 pauses += 1;

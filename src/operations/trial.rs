@@ -14,7 +14,7 @@ use crate::protocol::owner::PermitId;
 use crate::protocol::{fair, fenced, keys, latch, permits, red, reentrant, rw, semaphore};
 use crate::session::Session;
 
-/// Keys that a trial could not delete expire after this time.
+/// The lease of a trial's holds, so they expire if the trial cannot delete them.
 const LEASE: Duration = Duration::from_secs(10);
 const KEEP_MS: &str = "10000";
 

@@ -24,7 +24,7 @@ const OWN: &str = "local KEYS, ARGV = {unpack(KEYS, 3)}, {unpack(ARGV, 3)}";
 /// Why a command cannot be guarded, and what to do instead.
 pub(crate) type Unfit = String;
 
-/// Wraps a user's script: puts a check in front of it that the hold is in force.
+/// Puts the check of the hold (`lua/prelude/guarded.lua`) in front of a user's script.
 pub(crate) fn wrapped(text: &str) -> Arc<Script> {
     let code = lua::GUARDED
         .lines()

@@ -18,7 +18,7 @@ pub(crate) fn everything(key: &str) -> Request {
     Request::script("inspecting a name", &script::INSPECT, &keys, &args)
 }
 
-/// All channels on which changes of this key may be announced.
+/// The channels on which changes of this key may be announced, without those of a fair lock's waiters.
 pub(crate) fn channels(key: &str) -> [String; 4] {
     [
         keys::lock_channel(key).concat(),

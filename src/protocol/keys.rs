@@ -32,7 +32,8 @@ pub(crate) fn key(prefix: &str, name: &Arc<str>) -> Result<Arc<str>> {
     })
 }
 
-/// Checks that all of Redisson's names derived from `key` are in the slot of `key`.
+/// Checks that the names that Redisson derives from `key` are in the slot of `key`. (The channel of a latch is checked in
+/// `Protocol::new`.)
 ///
 /// # Errors
 ///

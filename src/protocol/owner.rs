@@ -17,7 +17,8 @@ pub(crate) struct Owners {
     next: AtomicU64,
 }
 
-/// The number of one acquire. With the client's id it is the owner in Redis.
+/// The number of one acquire, or of one request that counts once. The client's id and the number of an acquire are the
+/// owner in Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OwnerNumber(pub(crate) u64);
 

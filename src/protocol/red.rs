@@ -17,8 +17,8 @@ pub(crate) static KIND: Kind = Kind {
         Request::script(doing, &script::LOCK_RELEASE, &[of.key()], &[owner])
     },
     // If the hold was lost because it was forced or taken over, too few nodes keep their parts, and the parts that are
-    // left protect nothing. So they are released at once. After any other loss the guard releases them; but if a client is
-    // being closed, that releases them at once (`Session::give_up`, `QuorumHold::lose`).
+    // left protect nothing. So they are released at once. After any other loss the guard releases them. The exception is
+    // the closing of a client, which also releases them at once (`Session::give_up`, `QuorumHold::lose`).
     is_given_back_when_lost: |_, reason| {
         matches!(reason, LossReason::Forced | LossReason::TakenOver)
     },

@@ -84,7 +84,8 @@ fn acquire(of: &Protocol, args: &AcquireArgs<'_>) -> Request {
     }
 }
 
-/// Releases a hold; with `note`, the note of the hold's side, undoes an acquire.
+/// Releases a hold. If `note` is given (the key of the note of the hold's side), the request undoes an acquire: it also
+/// removes this owner's note.
 fn release(of: &Protocol, mode: Mode, owner: &[u8], note: Option<&str>) -> Request {
     let channel = of.channel();
     let keys = [of.key(), &channel].into_iter();

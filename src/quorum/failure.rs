@@ -100,8 +100,9 @@ impl Short {
         self.too_many(|fault| !matches!(fault, Fault::Late(_)))
     }
 
-    /// Of this failure and that of the `previous` round, the one that explains better why there is no majority. As a rule
-    /// that is this one. If this one was cut short and its servers could still agree, the `previous` one explains more.
+    /// Returns the failure that explains better why there is no majority: `self`, or that of the `previous` round.
+    /// Normally that means `self`. If this one was cut short and its servers could still agree, the `previous` one
+    /// explains more.
     pub(crate) fn unless_cut_short(self, is_cut_short: bool, previous: Option<Self>) -> Self {
         match previous {
             Some(previous) if is_cut_short && !self.cannot_agree() => previous,

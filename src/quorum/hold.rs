@@ -30,8 +30,8 @@ use crate::session::Session;
 /// [`ask`](crate::quorum::ask) and [`parts`](crate::quorum::parts) follow these rules as well. The tests in `model` search
 /// for a way to break these rules.
 ///
-/// 1. Each round has a number of its own, and asks each node once. So no late undo or release of another round can remove
-///    a part of this one, and a renewal that finds the number proves that the node kept its part all the time.
+/// 1. Each round of acquires has a number of its own, and asks each node once. So no late undo or release of another round
+///    can remove a part of this one, and a renewal that finds the number proves that the node kept its part all the time.
 /// 2. An acquire of unknown outcome is undone, and its part is out. A part that is out never counts again.
 /// 3. A round ends once a majority has granted it. Nodes that have not answered by then get no release. A grant that
 ///    arrives later counts, with a lease that began when the request to that node was sent. If late grants did not count,

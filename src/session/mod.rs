@@ -406,7 +406,8 @@ impl Session {
         Ok(())
     }
 
-    /// How long a request that Redis applies once may be repeated after it was first sent.
+    /// For how long after its first sending a request with an idempotency key may be sent again. However often it is sent,
+    /// Redis applies it only once.
     pub(crate) fn replay(&self) -> Duration {
         REPLAY.max(2 * self.command_timeout)
     }
@@ -581,7 +582,8 @@ impl Housekeeping for Session {
 
 /// Releasing and renewing a hold: at this client's server, or at several servers if these keep the hold.
 impl Session {
-    /// Queues the release; [`deliver`](Self::deliver) sends it. With `undo`, Redis need not know the hold.
+    /// Queues the release; [`deliver`](Self::deliver) sends it. `undo`: Redis may never have had the hold, or may no
+    /// longer have it. Then the release reports no loss.
     pub(crate) fn release(&self, hold: &Hold, undo: bool, now: Instant) -> Arc<Call> {
         if let Some(several) = hold.several() {
             return several.release();

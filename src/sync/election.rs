@@ -222,7 +222,8 @@ impl Election {
         let budget = wait.budget(Instant::now(), spec.command_timeout);
         let guard = match self.leftover(budget.until) {
             Ok(Some(held)) => Some(Guard::new(held)),
-            // `leftover` has used a part of this call's time, so the attempt gets only the rest: the same budget.
+            // `leftover` has used a part of the call's budget. The attempt shares this budget, so it ends when the call
+            // has to end.
             Ok(None) if !wait.asks_again() => self.lock.take(WaitMode::OnceWithin(budget))?,
             Err(err) if !budget.ends_with_caller => return Err(err),
             // `take` decides whether the end of the caller's time is an error.

@@ -79,7 +79,7 @@ impl<A: AnyKind> Handle<A> {
         Ok(held.map(Guard::new))
     }
 
-    /// The parts, and when the last of them must have answered a question that is asked of each.
+    /// Returns the parts, and one deadline for asking all of them in turn: the latest of the parts' own deadlines.
     fn parts_to_ask(&self) -> Result<(&[LockSpec], Instant)> {
         let parts = self.target.checked()?;
         let last = parts.iter().map(LockSpec::until).max();

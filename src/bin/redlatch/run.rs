@@ -81,7 +81,8 @@ pub(crate) fn run(config: Config, options: &Run) -> Result<u8, CommandFailure> {
         match taken {
             // The hold was granted just before the signal.
             Ok((client, Some(held))) => leave_unused(&client, options, held),
-            // Dropping the client sends what undoes a cancelled attempt that Redis may have granted.
+            // Redis may have granted the cancelled attempt. A client sends the undo when it is dropped: here, or in the
+            // closure above after an error.
             other => drop(other),
         }
         return Ok(end_by(signals.try_recv().unwrap_or(SIGTERM)));

@@ -145,7 +145,8 @@ impl WatchdogThread {
         let master = task.nodes.destination(&sent.call);
         let is_behind =
             |other: &SentRenewal| Some(other.call.node()) == master && other.begun < sent.begun;
-        // The master is slow. More requests would only wait behind the earlier ones, and each would be sent again.
+        // The master is slow. More requests would only wait behind the earlier ones. If the connection is then given up,
+        // all of them would have to be sent again.
         if self.under_way.iter().any(is_behind) {
             return self.postpone(sent);
         }

@@ -7,7 +7,7 @@
 //! | `sent_at` | the caller's command was queued |
 //! | `last_heard` | the latest of these moments: the last reply came; a socket that had been full took bytes; a command was queued while no reply was due; the connection began |
 //! | `silent_at` | `last_heard` plus the caller's patience: if nothing is read by then, the server may count as silent |
-//! | `quiet_at` | the end of the last read that found nothing (its beginning, if the reading thread may have been suspended): all that had arrived by this moment has been read |
+//! | `quiet_at` | the end of the last slice whose last read completed no reply (the beginning of that read, if the reading thread may have been suspended): all that had arrived by this moment has been read |
 //! | `until` | the end of the caller's time |
 //! | `slice_ends` | when this turn of the loop stops reading, or parking |
 //!
@@ -266,8 +266,8 @@ impl Connection {
                     return self.step_down(reader, generation, now, served);
                 }
                 Then::Fail(err) => return self.fail(generation, &err, false),
-                // `lost` lists only calls without a reply, not those that this thread has answered. Dropping `served`
-                // wakes their threads.
+                // The connection was taken down meanwhile, and the thread that did so has woken the followers without a
+                // reply. Dropping `served` wakes the followers to whose calls this thread has handed replies.
                 Then::Gone => return,
             }
             read_at = now;

@@ -195,7 +195,8 @@ impl Connection {
             Ok(connection) => {
                 // Another attempt ends at its next step. If it succeeds all the same while this connection is up, it
                 // returns above, and its connection is dropped. This attempt may have begun in an earlier outage. Its
-                // connection is as good as any: if it leads to a master that was replaced since, `Masters` cuts it.
+                // connection is as good as any. If its server is no longer the master, a Sentinel's announcement cuts the
+                // connection, and in a cluster the node redirects what it does not serve.
                 down.give_up();
                 self.install(&mut state, connection);
                 drop(state);
@@ -287,9 +288,10 @@ impl Connection {
     /// Makes the successor take over if the old connection [can hand over](Up::can_hand_over), and returns whether it did.
     /// Then the caller writes what is queued.
     ///
-    /// Until then no thread begins to write over the old connection ([`Up::successor`]), so that connection is done once
-    /// the replies that are due have come. Every thread that would write comes here instead, and so does a leader that
-    /// steps down. The generation stays the same: no command is lost, so threads that wait for replies need not know.
+    /// While a successor waits, no thread begins to write over the old connection, unless its socket is full
+    /// ([`Up::successor`]). So the old connection is finished once all replies that are due have come. Every thread that
+    /// would write comes here instead, and so does a leader that steps down. The generation stays the same: no command is
+    /// lost, so threads that wait for replies need not know.
     pub(super) fn hand_over(&self, state: &mut MutexGuard<'_, ConnectionState>) -> bool {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {

@@ -18,9 +18,9 @@
 //!    └──────────── a connection is to be made ────────────────┘
 //! ```
 //!
-//! Each failover has a number, its *epoch*, and the highest counts: a Sentinel that is cut off from the others and lags
-//! behind is believed only if none that answers knows a higher one. A connection that this client cuts is handled like one
-//! that was lost.
+//! Each failover has a number, its *epoch*, and the highest counts. A Sentinel that names a lower epoch than this client
+//! knows from its own connections *lags behind*. It is believed only after a round in which no Sentinel succeeded
+//! ([`begin_again`](Service::begin_again)). A connection that this client cuts is handled like one that was lost.
 //!
 //! The client asks only the Sentinels of the URL. Sentinels could name others, but one that restarts may have forgotten
 //! them.
@@ -57,10 +57,10 @@ struct NamedMaster {
 /// The master of the service, as far as this client knows it, and the connections to it.
 #[derive(Default)]
 pub(super) struct Service {
-    /// The latest answer of a Sentinel that does not lag behind.
+    /// The answer of a Sentinel that was accepted last.
     master: Option<NamedMaster>,
-    /// Of the answers of Sentinels that lag behind, the one with the highest epoch. The answer of a Sentinel that does not
-    /// lag behind clears it, and so does `begin_again`.
+    /// Of the answers of Sentinels that lag behind, the one with the highest epoch. It is cleared when the answer of
+    /// another Sentinel is accepted, and by `begin_again`.
     behind: Option<NamedMaster>,
     /// The highest epoch of a master that was connected to; `begin_again` may lower it.
     epoch: u64,
@@ -96,8 +96,8 @@ impl Service {
             .any(|(_, socket)| socket.strong_count() > 0)
     }
 
-    /// Whether the Sentinel that has named this master lags behind: this client knows of a later failover. If so, `behind`
-    /// keeps the answer, unless it has one with at least that epoch.
+    /// Whether the Sentinel that has named this master lags behind: this client knows of a later failover. If so, the
+    /// answer is stored in `behind`. If `behind` already has an answer with the same or a higher epoch, that answer stays.
     fn lags(&mut self, named: &NamedMaster) -> bool {
         let lags = named.epoch < self.epoch;
         let is_later = |master: &NamedMaster| master.epoch < named.epoch;
@@ -109,9 +109,9 @@ impl Service {
 
     /// Called after a round in which every server failed. A Sentinel fails if it lags behind this client, or gives no
     /// usable answer. While a connection to a master is in use, a Sentinel also fails if it names a later master that
-    /// cannot be reached, or whose `ROLE` disagrees. If a Sentinel lags behind, the client assumes that the Sentinels were
-    /// set up from scratch. From now on, the latest master that such a Sentinel named is the master, and its epoch counts
-    /// as the highest. Returns whether there was such a Sentinel.
+    /// cannot be reached, or whose `ROLE` disagrees. If all failed, and at least one of them lags behind, the client
+    /// assumes that the Sentinels were set up from scratch. From now on, the latest master that such a Sentinel named is
+    /// the master, and its epoch counts as the highest. Returns whether there was such a Sentinel.
     ///
     /// The price: if the only Sentinel that can be reached is cut off together with a former master, the client connects
     /// to that master. The present master does not know the locks that are granted there, so other clients may acquire

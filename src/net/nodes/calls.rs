@@ -8,8 +8,8 @@
 //!     └── connection lost ────────┘              the lost one is undone, since it may have run
 //! ```
 //!
-//! There is a pause before each repetition, except before the first, before one at another node, and before one that sends
-//! the script's text.
+//! A repetition that follows a redirection, or that sends the script's text, is sent at once. Of all others, the first is
+//! sent at once too, and each later one after a pause.
 //!
 //! The command goes to the master of its keys; that may be another node at each sending.
 

@@ -337,8 +337,9 @@ impl Nodes {
                         Err(Fault::Unreachable(why)) => self.named(node, why),
                         // This node's turn is over, but the call has time left.
                         Err(Fault::Late(why)) if Instant::now() < until => self.named(node, why),
-                        // The last answer about the slots does not name this node; perhaps only a redirection did. Its
-                        // certificate may be for a host name that the next answer will give.
+                        // The last answer about the slots does not name this node, so perhaps only a redirection has named
+                        // it, by its IP. The certificate of the node may be for a host name, which the next answer will
+                        // give. So this refusal is not final.
                         Err(Fault::Refused(why)) if !self.map.is_named(node) => {
                             self.named(node, why)
                         }

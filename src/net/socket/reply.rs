@@ -24,7 +24,7 @@ pub(crate) const LARGEST: usize = 1024 * 1024;
 /// slot is a range of its own with two replicas, and the nodes announce host names.
 pub(crate) const LARGEST_MAP: usize = 32 * 1024 * 1024;
 
-/// How many bytes of a reply beyond a limit are skipped, so that its connection can be kept.
+/// The most bytes that a skipped reply may have, counted from its beginning. If it has more, the connection is closed.
 const MOST_SKIPPED: usize = 64 * 1024 * 1024;
 
 /// The code of the error that takes the place of a reply that was skipped. No error of a server or of a user's script has

@@ -43,7 +43,7 @@ impl Endpoint {
     }
 
     /// `hello` is the server's answer to `HELLO`, or `None` if it refused. Returns an error if it is no single master.
-    /// `ROLE` comes before, so everything is now known or refused, and no later connection asks.
+    /// `ROLE` comes before, so as a rule everything is known or refused by now, and no later connection asks.
     pub(super) fn record_hello(&self, hello: Option<&Value>) -> RedisResult<()> {
         if let Some(Value::Array(parts)) = hello {
             self.judge(ServerKind::by_hello(parts))?;

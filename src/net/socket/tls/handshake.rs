@@ -20,8 +20,8 @@ const BEGINNING: &str =
     "the server did not answer the TLS handshake in time; if it does not speak TLS, use redis://";
 const REST: &str = "the server did not finish the TLS handshake in time";
 
-/// Makes the TLS handshake over `socket`. `host` is the host that the server has to prove to be, unless the settings say
-/// otherwise.
+/// Makes the TLS handshake over `socket`. The server has to prove by its certificate that it is `host`, or the name in the
+/// settings if one is set there.
 pub(in crate::net::socket) fn secure(
     settings: &TlsSettings,
     host: &str,
