@@ -84,8 +84,8 @@ for i = 1, #permits, 2 do
     taken[#taken + 1] = i
   end
 end
--- If a listed member is not 16 bytes long, the set may be something else's, or an older Redisson's. Then the number of listed
--- permits stands in place of the total.
+-- If a member that was read above is not 16 bytes long, the set may be something else's, or an older Redisson's. Then the
+-- number of listed permits stands in place of the total.
 say(#taken > 0 and 2 * #taken == #permits and redis.call('zcount', KEYS[6], from, '+inf') or #taken)
 say(#taken)
 for n = 1, #taken do

@@ -13,9 +13,9 @@
 --          -1       nobody holds the lock any more
 --          -2       somebody else holds it
 --
--- Keeps    every other hold, and beside others a longer TTL, which they may need. A kept hold is marked with a 0: in its
---          count, or for a read hold in its string. (A reader's count has to stay: Redisson takes from it how many timeout keys the
---          reader has.) A renewal that arrives later leaves a marked hold as it is
+-- Keeps    every other hold. If there are other holds, a longer TTL of the hash stays, since they may need it. A kept hold is
+--          marked with a 0: in its count, or for a read hold in its string. (A reader's count has to stay: Redisson takes from it
+--          how many timeout keys the reader has.) A renewal that arrives later leaves a marked hold as it is
 -- Twice    changes nothing more
 local field, ms, kind = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 

@@ -1,4 +1,4 @@
--- permit_release_ids: return the permits with these ids, of any owner, and say which of them were taken.
+-- permit_release_ids: return the permits with these ids, of any owner, and say which of them it returned.
 --
 -- KEYS[1]    permits   string: how many are available
 -- KEYS[2]    timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
@@ -9,7 +9,7 @@
 -- ARGV[2]    keep_ms   integer > 0; how long the reply is remembered
 -- ARGV[3]    all       "1" to return none of them if one is no longer taken
 --
--- Returns    string    a digit for each id: '1' returned, '0' it was no longer taken
+-- Returns    string    a digit for each id: '1' returned; '0' not, since it, or with `all` another one, was no longer taken
 --
 -- Keeps      the sum of available and acquired permits; up to 1,000 expired permits are returned first, and those who wait
 --            are notified; a deleted KEYS[1] is not created again

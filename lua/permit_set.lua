@@ -26,7 +26,7 @@ local wrong, available, _, _, back = look()
 if wrong then
   return wrong
 end
--- ZCOUNT counts expired permits as taken. `back` of them are added here; a later call adds the others when it returns them.
+-- ZCOUNT counts expired permits as taken. `back` of them are added here; later calls add the others when they return them.
 local left = total - redis.call('zcount', KEYS[2], 0, '+inf') + back
 local more = left - (available or 0)
 if more ~= 0 or not available then

@@ -32,7 +32,7 @@ if available then
   redis.call('set', KEYS[4], 0, 'px', keep_ms)
   return 0
 end
--- ZCOUNT counts expired permits as taken. `back` of them are added here; a later call adds the others when it returns them.
+-- ZCOUNT counts expired permits as taken. `back` of them are added here; later calls add the others when they return them.
 local left = total - redis.call('zcount', KEYS[2], 0, '+inf') + back
 redis.call('set', KEYS[1], string.format('%.0f', left))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

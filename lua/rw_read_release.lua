@@ -19,10 +19,10 @@
 -- Twice    removes nothing more
 --
 -- Cost     one PTTL for each read hold that is checked. If the leaving reader was one of up to FEW (8), all others are checked,
---          and the lock's TTL becomes that of the longest-lived. Of more readers, FEW random fields at a time are checked,
---          until a living reader is found. The lock then keeps its TTL, or gets the longer one that a checked reader needs. A
---          TTL that is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128) readers,
---          all are checked in each of these cases:
+--          and the lock's TTL becomes that of the longest-lived. If there were more readers, FEW random fields at a time are
+--          checked, until a living reader is found. The lock then keeps its TTL, or gets the longer one that a checked reader
+--          needs. A TTL that is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128)
+--          readers, all are checked in each of these cases:
 --          - The lock has no TTL.
 --          - The TTL is more than twice the longest life among the readers that were checked first, and the leaving hold's own
 --            key had more than nine tenths of the TTL left. Then the TTL was probably set for the leaving hold.

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  lock      hash: mode -> read or write, owner -> its read holds, "<owner>:write" -> its write holds
 -- KEYS[2]  channel   where waiters of this lock listen
--- KEYS[3]  note      string: the noted waiter of this side; given only to undo an acquire. If that is this field, the note is
+-- KEYS[3]  note      string: the noted waiter of this side; given only to undo an acquire. If this field is noted, the note is
 --                    removed, and the waiters behind it are notified
 -- ARGV[1]  field     "<owner>:write"
 --

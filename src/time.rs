@@ -136,8 +136,8 @@ impl Budget {
         self.ends_with_caller && is_late
     }
 
-    /// Whether the threads queued behind this one get the error too. Otherwise each would wait for a command timeout of
-    /// its own. `is_unanswered`: a reply might have come with more time.
+    /// Whether the threads queued behind this one get the error too. If they did not, each of them would wait for a
+    /// command timeout of its own. `is_unanswered`: a reply might have come with more time.
     ///
     /// A request that had less than half the command timeout, such as one of the last of a multi-lock, does not show that
     /// Redis is unreachable. The error stays with the thread of that request.

@@ -7,7 +7,7 @@
 --                    one is used
 -- ARGV[2]  behind    the waiter of the other side that was noted when this one first asked; that waiter goes first for as
 --                    long as it is noted. '?' in a first request; '' if this waiter lets nobody go first: it is behind nobody,
---                    its precedence is over, or it is `readers_first`
+--                    has waited for 10 s (`PRECEDENCE`), or is `readers_first`
 -- ARGV[3]  note_ms   integer >= 0; how long the note lives, if this request makes or extends it; 0: it does neither
 -- ARGV[4]  again_ms  integer > 0; after how long this waiter asks again, which extends its note
 

@@ -33,9 +33,8 @@ use crate::time;
 
 /// How many tokens to request when other threads of this process wait, so that each hand-over has one.
 ///
-/// That is about the number of hand-overs in a tenure of 5 ms. A token is a number of microseconds: the time by the
-/// server's clock, or later. A draw may run ahead of that clock, but by less than 1024 microseconds unless the clock is
-/// set back (`lua/prelude/tokens.lua`). So a draw soon after the last one gets fewer tokens, but at least one.
+/// That is about the number of hand-overs in a tenure of 5 ms. A draw soon after the last one gets fewer tokens, but at
+/// least one (`lua/prelude/tokens.lua`).
 const TOKENS: u64 = 1024;
 
 /// A thread in the queue of a fair lock asks for the last time this long before its time is up. If a quarter of its time is
@@ -51,8 +50,8 @@ const LAST: Duration = Duration::from_millis(50);
 ///
 /// 1. `_contending` counts a contender from before its first request until its hold is accepted or its last request
 ///    undone. Closing the client waits until none is counted, so no hold is left behind unnoticed.
-/// 2. However a contender ends, its place or note is given up and the next thread of the process may ask: `accept` does
-///    this after a grant, `Drop` in any other case.
+/// 2. However a contender ends, its place or note ends too, and the next thread of the process may ask. After a grant the
+///    script has removed the place or note, and `accept` lets the next thread ask. In any other case `Drop` does both.
 /// 3. A request of unknown outcome is undone, and its number is not used again. A contender with a
 ///    [place](crate::hold::places) is the exception: its request has the number of the place and may be sent again,
 ///    because Redis ignores the request once the place is gone from the queue.
@@ -397,7 +396,7 @@ impl<'a> Contender<'a> {
     }
 
     /// Whether all waiters listen to one channel, so that the reply to a release says how many were notified. With a queue
-    /// in Redis each place has its own channel, and the listeners of several servers are not counted.
+    /// in Redis each place has its own channel. For a quorum, `QuorumNodes::notified` counts the listeners instead.
     fn is_notified_with_others(&self) -> bool {
         let kind = self.lock.key.kind;
         kind.is_notified && kind.order == Order::Local && self.lock.quorum.is_none()

@@ -3,7 +3,7 @@
 //! ```text
 //!   enter ─► the thread holds it ─► one more hold, renewed first if its lease is fixed
 //!     │ ├──► readers share a hold ─► joins
-//!     │ ├──► it may ask Redis now ─► contends
+//!     │ ├──► the thread may ask ───► contends
 //!     │ └──► otherwise ────────────► waits in the queue of this process ─► handed over, or contends
 //!     └────► one attempt does not wait: busy
 //! ```

@@ -39,8 +39,8 @@ pub(crate) struct Listening {
 
 /// The subscription of a thread at one of several masters.
 ///
-/// Every master that kept the lock announces its release, so the thread may be woken several times for one release.
-/// Only the first wake-up is needed. After each of the others the thread asks once more, although nothing has changed.
+/// Every master that kept the lock announces its release, so the thread may be woken several times for one release. Only
+/// the first wake-up is needed. The others may make the thread ask again, although nothing has changed.
 struct AtNode {
     node: usize,
     /// Which masters have answered the subscription, by node.

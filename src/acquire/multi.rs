@@ -470,11 +470,11 @@ enum Gathering {
 ///
 /// - Some thread does not give up. A thread gives up only if it is refused its first member. The earliest member of all
 ///   sets is the first of every set that contains it. So the thread that gets this member does not give up.
-/// - Some thread succeeds. At any moment, let L be the latest member for which a thread asks again. The thread that has L
-///   asks again for no later member. So either it has its whole set, or it releases L, since it gives up or asks again for
-///   an earlier member. Once L is released, one of the threads that ask again for L gets it, and keeps it with all its
-///   earlier members. So that thread has its whole set, or asks again for a later member. There are finitely many members,
-///   so this ends with a thread that has its whole set.
+/// - Some thread succeeds. At any moment, let L be the latest member for which any thread asks again. So the thread that
+///   has L asks again for an earlier member, or for none. If it asks again for an earlier member, or gives up, it releases
+///   L. Otherwise it has its whole set. Once L is released, one of the threads that ask again for L gets it, and keeps it
+///   with all its earlier members. So that thread has its whole set, or asks again for a later member. There are finitely
+///   many members, so this ends with a thread that has its whole set.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

@@ -519,7 +519,8 @@ impl LockSpec {
             None => {
                 let (session, protocol) = (self.session(), &entry.protocol);
                 let keys = session.request_keys(protocol.key(), 0, self.command_timeout);
-                // A second request could take the lock from the next holder.
+                // A caller that repeats the call sends a new request, which could take the lock from the next holder. So
+                // if the reply is lost, the error says that the request may have run (`applied_once`).
                 let force =
                     (self.key.kind.force)(protocol, keys.own(), &keys.keep_ms).applied_once();
                 self.ask_until(force, until, script::integer)? == 1

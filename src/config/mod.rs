@@ -176,7 +176,7 @@ impl Config {
 
     /// Sets how long a call waits for Redis to answer, reconnecting included, before it returns [`Error::Redis`].
     ///
-    /// If no byte arrives from the server for half of this time, in some cases sooner, the client replaces the connection
+    /// If no reply arrives from the server for half of this time, in some cases sooner, the client replaces the connection
     /// and sends the command again, in such a way that it takes effect once. [Guarded commands](crate::MutexGuard::query)
     /// are not sent again. From 10 ms to an hour. Default: 3 s.
     ///

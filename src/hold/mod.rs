@@ -173,7 +173,8 @@ pub(crate) trait Several: Send + Sync {
     /// server's client is being closed.
     fn part_is_lost(&self, node: usize, why: LossReason);
 
-    /// Ends all parts and queues their releases; returns one of the release calls, or a substitute for them.
+    /// Ends all parts and queues their releases. Returns one of these calls, or a call that is never sent if there is
+    /// nothing to release.
     fn release(&self) -> Arc<Call>;
 
     /// Sends what is queued, without waiting, and lets the watchdogs read the replies.

@@ -174,8 +174,9 @@ impl Registry {
 
     /// Checks up to `most` entries, starting with those that became free first.
     fn sweep_up_to(&self, most: usize, now: Instant) {
-        // By then an entry whose tenure has the default length is idle. With a longer tenure `is_idle` is false for
-        // longer, and the entry is checked again later.
+        // An entry is checked once it has been free for four gaps (20 ms). With the default tenure it normally is idle by
+        // then. With a longer tenure, or with a debt to other processes, `is_idle` is false for longer, and the entry is
+        // checked again later.
         let is_due = |since: Instant| now.saturating_duration_since(since) >= 4 * GAP;
         let mut free = self.all.free.lock();
         let due = free.iter().take(most);

@@ -186,8 +186,9 @@ impl Lease {
         self.set_until(end_of(sent_at, ttl).max(self.until));
     }
 
-    /// Redis has confirmed a renewal that requested `ttl` and was sent at `sent_at`. The lease may have been changed since the
-    /// renewal was built, and Redis may have executed either request last, so the shorter lease counts.
+    /// Redis has confirmed a renewal that requested `ttl` and was sent at `sent_at`. Since the renewal was built, another
+    /// request may have changed the lease. Redis may have executed the renewal or that other request last, so the shorter
+    /// of the two leases counts.
     pub(crate) fn confirm_renewal(&mut self, sent_at: Instant, ttl: Duration) {
         if self.is_renewed {
             self.confirm(sent_at, span(ttl).min(self.ttl));

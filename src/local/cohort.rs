@@ -151,12 +151,11 @@ impl<R> Cohort<R> {
         // The tenure is over. `take` makes sure that only one of several threads that ask now yields for this release.
         let (others, last_release) = (self.others, self.last_release.take());
         self.end();
-        // If it became known less than a tenure ago (at `known_at`) that an earlier release notified nobody, the thread
-        // asks at once instead of waiting for the reply to the last release. The price: a process that began to wait after
-        // the earlier release has to wait for one more tenure of this process. The releases of that tenure notify it, and
-        // it goes first afterwards. The tenure in this check begins at `known_at`. If it began at the earlier release, it
-        // could be over before the reply to that release arrives, and the thread would wait for the last release after all
-        // (bench `distance`, row "the same name").
+        // If it became known less than a tenure ago that an earlier release had notified nobody, probably nobody waits now
+        // either. So the thread asks without waiting for the reply to the last release. If another process does wait by
+        // now, it waits for one more tenure of this process. The releases of that tenure notify it, and it goes first
+        // afterwards. The time counts from `known_at`, when that became known. The release itself is older, on a slow
+        // network by more than a tenure (bench `distance`, row "the same name").
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

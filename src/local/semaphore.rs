@@ -118,9 +118,9 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     /// was handed permits while its request was on its way, nothing is recorded for the queue.
     ///
     /// `are_handed_over`: permits of this kind are handed over among threads. If so, the refusal ends the cohort: other
-    /// processes probably have the missing permits. If threads of this process have all of them, the cohort ends too
-    /// early. That costs a round trip: the thread that asks after the next release to Redis yields, which means that it
-    /// waits for the reply to that release.
+    /// processes probably have the missing permits. If threads of this process have all the missing permits, the cohort
+    /// ends too early. Without a cohort the tenure counts as over. So the thread that asks after the next release to Redis
+    /// waits for the reply to that release, which costs a round trip.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)
             && let Some(first) = self.queue.front_mut()

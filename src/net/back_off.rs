@@ -65,7 +65,7 @@ impl NextTry {
     }
 
     /// An attempt that began at `began` has ended: it failed, or it succeeded but a pause has to follow. Returns when the
-    /// next try is due. If the last failure is long ago, this one counts as the first.
+    /// next try is due. If the last failure is long ago, this attempt counts as the first failure.
     pub(crate) fn after_failure(&self, began: Instant) -> Self {
         let rested = began.saturating_duration_since(self.since);
         let pause = BackOff::BACKGROUND.after(self.failures);

@@ -98,12 +98,12 @@ pub(crate) struct DeferredInfo {
     /// release.
     pub(crate) useful_until: Instant,
     /// The end of the hold's validity; `None` if the hold was no longer valid when it was released. If the reply arrives
-    /// before this moment and says that the hold was gone, the hold was lost before its release. If the reply arrives
-    /// later, the lease may have ended while the release was under way, so it proves no loss.
+    /// before this moment and says that the hold was gone, the hold was lost before its release (unless the release was
+    /// sent twice). A later reply proves no loss, since the lease may have ended while the release was under way.
     pub(crate) valid_until: Option<Instant>,
-    /// Whether the release may find nothing: it undoes an acquire of unknown outcome, or releases one node's part of a
-    /// quorum's hold, where only the majority counts. Both count as undos for the backlog, and in the ledger unless
-    /// `has_no_lease` is set.
+    /// Whether the release may find nothing: it undoes an acquire, releases a hold that is over by now, or releases one
+    /// node's part of a quorum's hold. For the backlog all of these count as undos. `Ledger::forget` counts them as undos
+    /// unless `has_no_lease` is set.
     pub(crate) undo: bool,
     /// Whether what is released has no lease, and so stays taken until the release arrives.
     pub(crate) has_no_lease: bool,

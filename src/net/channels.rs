@@ -205,9 +205,10 @@ impl Channels {
             Some(
                 ChannelCommand::Subscribe { channel, .. } | ChannelCommand::Unsubscribe { channel },
             ) => is_moved(channel),
-            // The node ended the subscription while UNSUBSCRIBE was on its way, and then rejected UNSUBSCRIBE. By then
-            // `ended` has removed that command, because it took the node's message for the reply. So the error belongs to
-            // no command that is left.
+            // An error about a channel may arrive although the oldest command is not about a channel. In that case the
+            // node has ended the subscription while UNSUBSCRIBE was on its way. `ended` took the node's message for the
+            // reply and removed the command, and then the node rejected it. So the error belongs to no command that is
+            // left.
             Some(ChannelCommand::Ping) | None => false,
         };
         if is_meant

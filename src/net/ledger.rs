@@ -196,9 +196,9 @@ impl Ledger {
         })
     }
 
-    /// Removes all entries. Returns two counts. The second counts the undos of acquires, and the releases of one node's
-    /// part of a quorum's hold: entries that may find nothing. The first counts all others, also undos of permits without
-    /// a lease.
+    /// Removes all entries. Returns two counts. The second counts the entries that may find nothing
+    /// ([`DeferredInfo::undo`](crate::net::call::DeferredInfo)). The first counts all others, also undos of permits
+    /// without a lease.
     pub(super) fn forget(&self) -> (u64, u64) {
         let all = self.change(std::mem::take);
         let calls = all.slots.values().flat_map(BTreeMap::values);

@@ -76,10 +76,10 @@ pub(super) struct InFlight {
     /// batch.
     batch_ends: u64,
     /// The latest of these moments: the last reply came; a socket that had been full took bytes; a command was queued
-    /// while no reply was due; the connection began.
+    /// while no reply was due; the connection began, or a successor took over.
     pub(super) last_heard: Instant,
-    /// When a leader's slice last ended with a read that completed no reply: everything that had arrived by then has been
-    /// read.
+    /// Everything that had arrived by this moment has been read. Set when a leader's slice ends without a reply from its
+    /// final read: see `connection::leading`.
     pub(super) quiet_at: Instant,
     /// Before the oldest unanswered command was queued, the connection was idle for [`IDLE`]: the server may have closed
     /// it. The thread that writes next checks that first.
@@ -502,8 +502,8 @@ impl InFlight {
         Some(self.awaiting.front()?.state.lock().sent_at)
     }
 
-    /// Whether a reply is due, and none is known to have been completed for `max_silence`. (Part of a reply does not
-    /// count.)
+    /// Whether a reply is due, and it is certain that none was completed within `max_silence` of `last_heard`. (Part of a
+    /// reply does not count.)
     pub(super) fn is_silent(&self, max_silence: Duration) -> bool {
         !self.awaiting.is_empty() && self.has_read_all_by(self.last_heard + max_silence)
     }

@@ -154,8 +154,8 @@ impl Subscriber {
         }
     }
 
-    /// Writes what is queued. Does nothing if another thread is writing, or if the socket is full: then the subscriber's
-    /// thread writes the rest.
+    /// Writes what is queued. If another thread is writing, that thread goes on with it. If the socket is full, or the
+    /// other thread stops before all is written, the subscriber's thread writes the rest.
     fn flush(&self, mut state: MutexGuard<'_, State>) {
         let unwritten = state.channels.unwritten();
         if unwritten.is_some_and(|unwritten| !unwritten.is_full()) {

@@ -1,9 +1,9 @@
 //! Requests that count once, however often they are sent.
 //!
-//! A request without a reply is sent again, although Redis may have executed it. (Only the acquire of a semaphore is
-//! undone instead.) So Redis keeps the result of each request in a key, for at least as long as the request may be
-//! repeated. Once a request has its reply and was sent only once, a later request of the same client about the same object
-//! deletes that key. Therefore the number of keys does not grow with the number of requests.
+//! A request without a reply is sent again, although Redis may have executed it. (Of these requests, only the acquire of a
+//! semaphore is undone instead.) So Redis keeps the result of each request in a key, for at least as long as the request
+//! may be repeated. Once a request has its reply and was sent only once, a later request of the same client about the same
+//! object deletes that key. Therefore the number of keys does not grow with the number of requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,8 +22,8 @@ const MOST: usize = 64;
 /// requests expire.
 const OBJECTS: usize = 1024;
 
-/// A request deletes this many keys of earlier requests at once. While fewer can be deleted it deletes none, since
-/// deleting them one at a time costs more.
+/// A request about a semaphore deletes this many keys of earlier requests at once. While fewer can be deleted it deletes
+/// none, since deleting them one at a time costs more.
 pub(crate) const FORGET: usize = 4;
 
 /// A client's requests whose keys can be deleted before they expire; the map's keys are those of the objects. While this

@@ -1,8 +1,8 @@
 //! The kinds of locks, and the requests of one lock.
 //!
-//! A [`Kind`] is data: the properties of a kind, and its differences from a plain lock. Shared code tests these
-//! properties. It does not test the kind of a lock. So in this folder a new kind is a file of its own and a line in
-//! [`KINDS`](super::KINDS). The guide's page on the architecture lists the other places.
+//! A [`Kind`] is data: the properties of a kind, and its differences from a plain lock. Shared code tests these properties
+//! and not the kind of a lock. (The only exception is `Session::give_back_permits`.) So in this folder a new kind is a
+//! file of its own and a line in [`KINDS`](super::KINDS). The guide's page on the architecture lists the other places.
 
 pub(super) use crate::error::RELEASING;
 use std::fmt;
@@ -367,8 +367,8 @@ impl<'a> AcquireArgs<'a> {
 /// A note by which readers and writers take turns: see `lua/prelude/notes.lua`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Note<'a> {
-    /// The waiter of the other side that goes first; empty if there is none. [`FIRST`](Self::FIRST) in the first request
-    /// of a waiter, unless it is `readers_first`.
+    /// The waiter of the other side that goes first; empty if none does. [`FIRST`](Self::FIRST) in a waiter's first
+    /// request, and in one that follows a request without a reply, unless the waiter is `readers_first`.
     pub(crate) behind: &'a str,
     /// How long the note lives; zero for no note.
     pub(crate) lives: Duration,

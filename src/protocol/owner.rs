@@ -17,8 +17,8 @@ pub(crate) struct Owners {
     next: AtomicU64,
 }
 
-/// The number of one acquire, or of one request that counts once. The client's id and the number of an acquire are the
-/// owner in Redis.
+/// The number of one acquire, of one request that counts once, or of an entry of the watchdog's schedule. In Redis the
+/// owner of a hold is the client's id together with the number of its acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OwnerNumber(pub(crate) u64);
 

@@ -98,8 +98,8 @@ pub(crate) fn release(of: &Protocol, ids: &[PermitId]) -> Request {
     request(of, RELEASING, &script::PERMIT_RELEASE, None, &[&all(ids)])
 }
 
-/// Releases permits of any process. The reply says for each whether it was taken. With `all_or_none`, permits are released
-/// only if all are taken.
+/// Releases permits of any process. The reply says for each whether it was released. With `all_or_none`, permits are
+/// released only if all are taken.
 pub(crate) fn release_ids(
     of: &Protocol,
     keys: &RequestKeys,
@@ -112,7 +112,7 @@ pub(crate) fn release_ids(
     request(of, RELEASING, script, Some(keys), &args)
 }
 
-/// Reads the reply to [`release_ids`] with `count` ids: whether each was taken.
+/// Reads the reply to [`release_ids`] with `count` ids: whether each was released.
 pub(crate) fn read_released(reply: Value, count: usize) -> Result<Vec<bool>, Unexpected> {
     match reply {
         Value::BulkString(letters) if letters.len() == count => {

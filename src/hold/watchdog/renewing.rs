@@ -14,7 +14,7 @@
 //!    pause ◄────────── behind     if its connection is lost, or was silent for too long
 //! ```
 //!
-//! A connection for renewals counts as silent for too long if a reply is due, and nothing has come for a quarter of the
+//! A connection for renewals counts as silent for too long if a reply is due, and none was completed for a quarter of the
 //! lease, or for half the command timeout if that is shorter.
 //!
 //! The thread waits for the answers to a batch only for a while. A request without an answer by then is *behind*. Queued

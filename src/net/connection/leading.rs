@@ -5,9 +5,9 @@
 //! | moment | meaning |
 //! | --- | --- |
 //! | `sent_at` | the caller's command was queued |
-//! | `last_heard` | the latest of these moments: the last reply came; a socket that had been full took bytes; a command was queued while no reply was due; the connection began |
-//! | `silent_at` | `last_heard` plus the caller's patience: if nothing is read by then, the server may count as silent |
-//! | `quiet_at` | the end of the last slice whose last read completed no reply (the beginning of that read, if the reading thread may have been suspended): all that had arrived by this moment has been read |
+//! | `last_heard` | the latest of these moments: the last reply came; a socket that had been full took bytes; a command was queued while no reply was due; the connection began, or a successor took over |
+//! | `silent_at` | `last_heard` plus the caller's patience: if no reply is completed by then, the server may count as silent |
+//! | `quiet_at` | set when a slice ends without a reply from its final read: the end of that read, or its beginning if the reading thread may have been suspended. All that had arrived by this moment has been read |
 //! | `until` | the end of the caller's time |
 //! | `slice_ends` | when this turn of the loop stops reading, or parking |
 //!
@@ -29,8 +29,8 @@ use crate::report;
 /// How many replies are handed out before the mutex is released for a moment.
 const AT_ONCE: usize = 256;
 
-/// A read that finds nothing, and ends at most this much after its slice, proves that nothing had arrived by its end.
-/// After a longer delay the process may have been suspended, with bytes arriving unseen.
+/// If a read finds nothing, and ends at most this much after the end of its slice, nothing had arrived by the moment at
+/// which the read ended. After a longer delay the process may have been suspended, with bytes arriving unseen.
 const LATE: Duration = Duration::from_millis(10);
 
 impl Connection {
@@ -79,8 +79,8 @@ impl Connection {
             if let Some(outcome) = outcome(&state, &call_state) {
                 return outcome;
             }
-            // The call has moved to another node. If this thread followed it here, the other connection would count it,
-            // and might appoint it to read there.
+            // The call has moved to another node. If this thread followed the call here, the other connection would count
+            // the thread as a follower, and might appoint it to read there.
             if call.node() != self.node {
                 let why = socket::timed_out("another node of the cluster has to answer");
                 return Err(WaitFault::NoReply(why));
@@ -266,8 +266,8 @@ impl Connection {
                     return self.step_down(reader, generation, now, served);
                 }
                 Then::Fail(err) => return self.fail(generation, &err, false),
-                // The connection was taken down meanwhile, and the thread that did so has woken the followers without a
-                // reply. Dropping `served` wakes the followers to whose calls this thread has handed replies.
+                // The connection was taken down meanwhile. The thread that did so wakes the followers without a reply.
+                // Dropping `served` wakes the followers whose replies this thread has read.
                 Then::Gone => return,
             }
             read_at = now;

@@ -193,10 +193,11 @@ impl Connection {
             > 0;
         match made {
             Ok(connection) => {
-                // Another attempt ends at its next step. If it succeeds all the same while this connection is up, it
-                // returns above, and its connection is dropped. This attempt may have begun in an earlier outage. Its
-                // connection is as good as any. If its server is no longer the master, a Sentinel's announcement cuts the
-                // connection, and in a cluster the node redirects what it does not serve.
+                // Another attempt ends at its next step. If it succeeds all the same while this connection is up, its call
+                // of this function returns above and drops its connection. The attempt that has succeeded now may have
+                // begun in an earlier outage, but its connection is as good as any. If its server is no longer the master,
+                // `Masters` cuts the connection once a Sentinel has named a later master. In a cluster, the node redirects
+                // what it does not serve.
                 down.give_up();
                 self.install(&mut state, connection);
                 drop(state);
@@ -376,8 +377,9 @@ impl Connection {
             true => state.finished.replace(Arc::clone(&up.writer)),
             false => None,
         };
-        // From here on another connection may take deferred calls from the ledger, and send them before their threads are woken
-        // below. Each sending counts its own followers, so the other connection appoints none of these threads.
+        // From here on another connection may take deferred calls from the ledger, and send them before their threads are
+        // woken below. A new sending begins without followers, so the other connection appoints no thread that followed
+        // the lost sending.
         drop(state);
         drop(finished);
         // If a thread is writing, half a command may be written, and the server could not parse an undo behind it.

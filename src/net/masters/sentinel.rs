@@ -57,10 +57,10 @@ struct NamedMaster {
 /// The master of the service, as far as this client knows it, and the connections to it.
 #[derive(Default)]
 pub(super) struct Service {
-    /// The answer of a Sentinel that was accepted last.
+    /// The last accepted answer of a Sentinel.
     master: Option<NamedMaster>,
-    /// Of the answers of Sentinels that lag behind, the one with the highest epoch. It is cleared when the answer of
-    /// another Sentinel is accepted, and by `begin_again`.
+    /// Of the answers of Sentinels that lag behind, the one with the highest epoch. It is cleared when a Sentinel's answer
+    /// is accepted, and by `begin_again`.
     behind: Option<NamedMaster>,
     /// The highest epoch of a master that was connected to; `begin_again` may lower it.
     epoch: u64,
@@ -109,9 +109,9 @@ impl Service {
 
     /// Called after a round in which every server failed. A Sentinel fails if it lags behind this client, or gives no
     /// usable answer. While a connection to a master is in use, a Sentinel also fails if it names a later master that
-    /// cannot be reached, or whose `ROLE` disagrees. If all failed, and at least one of them lags behind, the client
-    /// assumes that the Sentinels were set up from scratch. From now on, the latest master that such a Sentinel named is
-    /// the master, and its epoch counts as the highest. Returns whether there was such a Sentinel.
+    /// cannot be reached, or whose `ROLE` disagrees. If at least one of them lags behind, the client assumes that the
+    /// Sentinels were set up from scratch. From now on, the latest master that these named is the master, and its epoch
+    /// counts as the highest. Returns whether there was such a Sentinel.
     ///
     /// The price: if the only Sentinel that can be reached is cut off together with a former master, the client connects
     /// to that master. The present master does not know the locks that are granted there, so other clients may acquire
