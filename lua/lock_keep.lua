@@ -34,7 +34,7 @@ end
 local left_ms = redis.call('pttl', KEYS[1])
 local waiting = kind == 'fair' and redis.call('lrange', KEYS[3], 0, 9)
 -- Readers may share the hash. A hold that is alone decides how long the hash lives. Beside others, it only extends the
--- hash's TTL. (A hash without a TTL, from which somebody else has removed it, gets one, as in Redisson.)
+-- hash's TTL. (If somebody else has removed the hash's TTL, it gets one here, as in Redisson.)
 local holds = redis.call('hlen', KEYS[1]) - redis.call('hexists', KEYS[1], 'mode')
 local is_alone = holds == 1
 -- PEXPIRE comes first: Redis rejects writes for lack of memory only until the script's first write.

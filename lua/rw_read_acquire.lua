@@ -17,7 +17,7 @@
 --
 -- Keeps    every other hold, and every TTL that is longer; the hash never exists without a TTL: a lock that cannot be given
 --          one is not taken
--- Twice    changes nothing more
+-- Twice    the second run lengthens a shorter TTL; unless somebody writes, it also removes a note that a reader has made since
 -- Errors   WRONGTYPE for a hash that is not a read-write lock, and for a hold of another type
 local owner, lease_ms, write_field = ARGV[1], ARGV[5], ARGV[6]
 

@@ -18,7 +18,7 @@
 --          multi-lock and `expire` extend only the hash. So a writer waits until the hash ends. (But the release of another
 --          reader removes such a reader, as in Redisson: see rw_read_release.) The hash never exists without a TTL: a lock
 --          that cannot be given one is not taken
--- Twice    changes nothing more
+-- Twice    the second run lengthens a shorter TTL, and changes nothing else
 -- Errors   WRONGTYPE for a hash that is not a read-write lock
 local field, lease_ms = ARGV[1], ARGV[5]
 

@@ -16,9 +16,9 @@ impl HomeProcess {
         Self(std::process::id())
     }
 
-    /// Whether this is a copy that `fork()` made for a child process. The child has none of the parent's threads, a
-    /// mutex may be locked there forever, and connections and holds belong to the parent. The child may touch only
-    /// atomics, and data behind a mutex that is free.
+    /// Whether this is a copy that `fork()` made for a child process. The child has none of the parent's threads, a mutex
+    /// may be locked there forever, and connections and holds belong to the parent. The child may use atomics. It must not
+    /// lock a mutex of the client.
     pub(crate) fn is_copy(self) -> bool {
         std::process::id() != self.0
     }

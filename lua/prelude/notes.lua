@@ -6,8 +6,9 @@
 -- ARGV[1]  waiter    the field of the hold that this waiter wants; stays the same until a request gets no reply, then a new
 --                    one is used
 -- ARGV[2]  behind    the waiter of the other side that was noted when this one first asked; that waiter goes first for as
---                    long as it is noted. '?' in a first request; '' if this waiter lets nobody go first: it is behind nobody,
---                    has waited for 10 s (`PRECEDENCE`), or is `readers_first`
+--                    long as it is noted. '?' in a first request, and in one that follows a request without
+--                    a reply; '' if this waiter lets nobody go first: it is behind nobody, has waited for 10 s (`PRECEDENCE`),
+--                    or is `readers_first`
 -- ARGV[3]  note_ms   integer >= 0; how long the note lives, if this request makes or extends it; 0: it does neither
 -- ARGV[4]  again_ms  integer > 0; after how long this waiter asks again, which extends its note
 

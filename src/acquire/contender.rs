@@ -40,10 +40,10 @@ const TOKENS: u64 = 1024;
 /// A thread in the queue of a fair lock asks for the last time this long before its time is up. If a quarter of its time is
 /// shorter, the quarter counts.
 ///
-/// If very many threads wait with short time limits, a free lock could stay untaken. A thread would become first only once
-/// all ahead of it have timed out. By then its own time is nearly up, too late for a message and a request, and the next
-/// thread is in the same position. So a thread leaves the queue early if, at its last request, the lock is free but
-/// another waiter is first in the queue.
+/// If very many threads wait with short time limits, a thread may become first only when its own time is nearly up, too
+/// late for a message and a request. The next thread is in the same position, so the lock could stay free although threads
+/// wait. So a thread leaves the queue early if, at its last request, the lock is free but another waiter is first in the
+/// queue.
 const LAST: Duration = Duration::from_millis(50);
 
 /// A thread that asks Redis for a lock.

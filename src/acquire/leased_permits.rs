@@ -111,7 +111,8 @@ impl Grants for Leased {
 
     type Asked = Batch;
 
-    // A permit belongs to its id, which the holder may have given to somebody else, so permits do not change threads.
+    // The holder may have given the id of its permit to somebody else, who can release the permit by that id. So a permit
+    // is never handed over to another thread.
     const ARE_HANDED_OVER: bool = false;
 
     fn draw(&self, _: &Session) -> Arc<Batch> {

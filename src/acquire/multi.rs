@@ -20,8 +20,8 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// A call that does not wait asks again for a member if it holds all earlier members, and somebody else has only just
-/// taken this one. The call asks for this long, or for four round trips if that is longer.
+/// A call that does not wait asks again for a member other than its first if it holds all earlier members, and somebody
+/// else has only just taken this one. The call asks for this long, or for four round trips if that is longer.
 ///
 /// The thread that took the member may yet be refused an earlier one, and then releases the member.
 const UNDECIDED: Duration = Duration::from_millis(250);
@@ -465,16 +465,9 @@ enum Gathering {
 
 /// Whether a thread asks again for the member with this index, which it was refused. If so, the thread keeps the members
 /// before it and releases those behind it; otherwise it releases all. The members of every multi-lock are in the same
-/// order. So if all are free, and no thread's time for asking again runs out, one of the threads that try at the same time
-/// gets all its members (its *set*). The proof:
-///
-/// - Some thread does not give up. A thread gives up only if it is refused its first member. The earliest member of all
-///   sets is the first of every set that contains it. So the thread that gets this member does not give up.
-/// - Some thread succeeds. At any moment, let L be the latest member for which any thread asks again. So the thread that
-///   has L asks again for an earlier member, or for none. If it asks again for an earlier member, or gives up, it releases
-///   L. Otherwise it has its whole set. Once L is released, one of the threads that ask again for L gets it, and keeps it
-///   with all its earlier members. So that thread has its whole set, or asks again for a later member. There are finitely
-///   many members, so this ends with a thread that has its whole set.
+/// order, and a thread that asks again for a member holds only earlier members. So threads never wait for each other in a
+/// circle. If the members are free at first, one of several threads that try at the same time gets all its members, unless
+/// it stops asking too early. The tests of this module search all states of small cases for a counter-example.
 fn asks_again(refused: usize) -> bool {
     refused > 0
 }

@@ -180,14 +180,14 @@ impl<G: Grants> Permits<'_, G> {
         drop(state);
         notify(first);
         let grant = self.kind.granted(self.spec, asked, sent_at, ends_at)?;
-        // A thread that was dismissed while it asked keeps its grant: a grant takes precedence over the stored error (see
-        // `Budget`).
         if self.is_handed_over() {
             // The thread was handed permits before its grant arrived, and needs only one of the two grants. The permits
             // from Redis go to the next thread or back to Redis; the wakeup stays, and the loop takes it.
             self.give_away(now);
             return Ok(None);
         }
+        // If this thread was dismissed while it asked, an error is stored for it. It keeps its grant all the same, since a
+        // grant takes precedence over an error (see `Budget`).
         self.ticket = None;
         Ok(Some(grant))
     }

@@ -476,7 +476,7 @@ impl LockSpec {
         answer
     }
 
-    /// Sends a request until it is answered. Also returns how often it was sent at most.
+    /// Sends a request until it is answered. Also returns how often a server may have executed it at most.
     pub(crate) fn call(
         &self,
         request: &Request,

@@ -38,8 +38,8 @@ pub(crate) struct Turn {
     /// The number of its last request, if that was refused.
     refused: Option<OwnerNumber>,
     behind: String,
-    /// The `behind` of a newcomer's request: [`Note::FIRST`], by which the script looks for a noted waiter, or empty with
-    /// `readers_first`.
+    /// The `behind` that a newcomer sends: [`Note::FIRST`], at which the script itself looks for a noted waiter. Empty
+    /// with `readers_first`.
     newcomer_behind: &'static str,
     precedes_until: Instant,
     /// Until when the waiter leaves notes; `None` if its call does not wait.

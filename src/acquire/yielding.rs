@@ -18,10 +18,10 @@
 //! Example with a tenure of 5 ms: the last release of the tenure has notified 3 others (n = 3). The thread pauses for
 //! 1 ms and asks.
 //!
-//! - The reply to that release begins a debt of 3 tenures, which is over 15 ms later. Until then each message, also one
-//!   during the first pause, says that another process has released the lock, and that the next process may ask. So the
-//!   thread pauses for 5 ms, or for what is left of the 15 ms, before it asks. Once the 15 ms are over, the thread asks
-//!   right after each message.
+//! - The reply to that release begins a debt of 3 tenures, which is over 15 ms later. Until then a message means that
+//!   another process has released the lock, and the next process may ask first. So after each message, also one that comes
+//!   during the pause of 1 ms, the thread pauses for 5 ms, or for what is left of the 15 ms, before it asks. Once the 15
+//!   ms are over, the thread asks right after each message.
 //! - A grant ends the debt: the others have not taken the lock, or have released it again.
 //!
 //! The debt (`local/cohort.rs`) belongs to the process: each call checks it before its first question and after

@@ -263,8 +263,9 @@ impl EntryState {
             waiter.store(Wakeup::Granted(hold.clone()));
         }
         if let Some(next) = &wakeups.contend {
-            // `yield_after` may end the cohort, and returns the release only once. So it is called under the mutex: no
-            // other thread may ask before the release is stored for the thread that has to yield.
+            // `yield_after` may end the cohort, and returns the release only once. The mutex stays locked until that
+            // release is stored for `next`. So no thread that enters in between can ask Redis before `next` knows that it
+            // has to yield.
             let release = self.lock.cohort.yield_after(Instant::now());
             next.store(Wakeup::Contend(release));
         }

@@ -124,7 +124,8 @@ struct HoldExtras {
     kept_until: AtomicU64,
     /// A guarded command has no answer, and may still run for as long as Redis keeps the hold.
     unanswered: AtomicBool,
-    /// When the hold was granted, this process perhaps was still subscribed to the lock's channel.
+    /// This process may still be subscribed to the lock's channel when the hold is released: the thread that acquired the
+    /// hold listened there, or an earlier one did.
     listened: AtomicBool,
     listeners: Mutex<Vec<LossListener>>,
     /// The threads whose hold was reported to an observer. An element is removed when the share of its thread ends. The
@@ -301,7 +302,7 @@ impl Hold {
         self.extras().listened.store(true, Ordering::Relaxed);
     }
 
-    /// The channel on which the contender's subscription may still be open.
+    /// The channel to which this process may still be subscribed when the hold is released.
     pub(crate) fn listened_to(&self) -> Option<Arc<str>> {
         let listened = self.extras.get()?.listened.load(Ordering::Relaxed);
         listened.then(|| self.entry().protocol.channel())

@@ -68,7 +68,7 @@ enum RenewalProgress {
     Nothing,
     /// A renewal is due.
     Due,
-    /// A renewal has failed. The first failure was reported if the lease is renewed and the hold was still certain then.
+    /// A renewal has failed. The first failure was reported, unless the lease is fixed or the hold was no longer certain.
     Failed,
 }
 

@@ -19,9 +19,8 @@ pub(crate) enum Fault {
     /// Until the deadline there was no connection, or only a silent one, or the server was not ready. For a deferred call
     /// also: the reply did not come in time, though the connection may work.
     Unreachable(RedisError),
-    /// The deadline passed before the reply came, although the connection works. Or the deadline passed without a
-    /// connection, before `ConnectionState::doubted_until`: the last connection was in doubt and was dropped early, so
-    /// perhaps the server is merely slow.
+    /// The deadline passed before the reply came, although the connection works. Or there was no connection: the last one
+    /// was dropped early for its silence, and the server may merely be slow (until `ConnectionState::doubted_until`).
     Late(RedisError),
     /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.

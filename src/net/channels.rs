@@ -205,10 +205,9 @@ impl Channels {
             Some(
                 ChannelCommand::Subscribe { channel, .. } | ChannelCommand::Unsubscribe { channel },
             ) => is_moved(channel),
-            // An error about a channel may arrive although the oldest command is not about a channel. In that case the
-            // node has ended the subscription while UNSUBSCRIBE was on its way. `ended` took the node's message for the
-            // reply and removed the command, and then the node rejected it. So the error belongs to no command that is
-            // left.
+            // The node has ended the subscription while UNSUBSCRIBE was on its way. `ended` took the node's message for
+            // the reply to UNSUBSCRIBE, and removed that command from `awaiting`. This error is the node's real reply to
+            // UNSUBSCRIBE, so it belongs to no command that is left.
             Some(ChannelCommand::Ping) | None => false,
         };
         if is_meant

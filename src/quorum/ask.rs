@@ -244,8 +244,8 @@ impl Quorum {
     /// How long this process lets others go first after its [tenure](crate::config::Config::tenure): from `shortest` to 50
     /// ms; `None` if nobody listens.
     ///
-    /// Within these limits the pause is four times as long as the last granted round, since others may look first and then
-    /// ask.
+    /// Within these limits the pause is four times as long as the last granted round. Another contender may need two
+    /// rounds, to look and then to ask; the rest is time to spare.
     pub(crate) fn yield_for(&self, shortest: Duration) -> Option<Duration> {
         if self.nodes.notified() == Some(0) {
             return None;

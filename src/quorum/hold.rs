@@ -202,9 +202,9 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
-                // The connection was lost: rule 2. If it was dropped for its silence, the connection has tried to write
-                // the undo behind the acquire, to the same socket. If that did not happen or failed, the release of the
-                // whole hold removes what the node may keep.
+                // The outcome of the acquire is unknown, so the part is out (rule 2). A connection that is dropped for its
+                // silence writes the undo behind the acquire if it can. In any case the release of the whole hold goes to
+                // this node too.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(Ok(())) => {

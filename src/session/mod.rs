@@ -588,8 +588,8 @@ impl Session {
         if let Some(several) = hold.several() {
             return several.release();
         }
-        // If the subscription of this hold's contender is still open, this process is one of the receivers that the reply
-        // counts.
+        // If a subscription of this process to the channel is still open, this process is one of the receivers that the
+        // reply counts.
         let channel = hold.listened_to();
         let is_heard = channel.is_some_and(|channel| self.subscriber.listens_to(&channel));
         let call = Call::release(hold.release(undo, now), is_heard);

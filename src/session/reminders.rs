@@ -34,7 +34,7 @@ impl Reminders {
 
     /// Registers a thread that begins to wait; `true` if [`remind`](Self::remind) must be called for it.
     pub(super) fn begin(&self) -> bool {
-        // Threads come here at each wait, often, so all but the first only read.
+        // Threads come here often, at each wait. So all but the first only read.
         let are_on = self.every.is_zero() || self.are_on.load(Ordering::SeqCst);
         !are_on && !self.are_on.swap(true, Ordering::SeqCst)
     }

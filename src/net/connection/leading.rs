@@ -7,7 +7,7 @@
 //! | `sent_at` | the caller's command was queued |
 //! | `last_heard` | the latest of these moments: the last reply came; a socket that had been full took bytes; a command was queued while no reply was due; the connection began, or a successor took over |
 //! | `silent_at` | `last_heard` plus the caller's patience: if no reply is completed by then, the server may count as silent |
-//! | `quiet_at` | set when a slice ends without a reply from its final read: the end of that read, or its beginning if the reading thread may have been suspended. All that had arrived by this moment has been read |
+//! | `quiet_at` | all that had arrived by this moment has been read; set when the last read of a leader's slice brings no complete reply |
 //! | `until` | the end of the caller's time |
 //! | `slice_ends` | when this turn of the loop stops reading, or parking |
 //!

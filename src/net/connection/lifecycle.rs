@@ -290,9 +290,9 @@ impl Connection {
     /// Then the caller writes what is queued.
     ///
     /// While a successor waits, no thread begins to write over the old connection, unless its socket is full
-    /// ([`Up::successor`]). So the old connection is finished once all replies that are due have come. Every thread that
-    /// would write comes here instead, and so does a leader that steps down. The generation stays the same: no command is
-    /// lost, so threads that wait for replies need not know.
+    /// ([`Up::successor`]). So once all replies that are due have come, nothing more is to be done over the old
+    /// connection, and it can be shut down. Every thread that would write comes here instead, and so does a leader that
+    /// steps down. The generation stays the same: no command is lost, so threads that wait for replies need not know.
     pub(super) fn hand_over(&self, state: &mut MutexGuard<'_, ConnectionState>) -> bool {
         let generation = state.generation;
         let Some((up, in_flight)) = state.up(generation) else {

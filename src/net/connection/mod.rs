@@ -108,8 +108,9 @@ struct ConnectionState {
     /// before it uses the connection again: see [`up`](Self::up).
     generation: u64,
     pipeline: Pipeline,
-    /// A connection in doubt is dropped before it has been silent for `max_silence`. This is then the moment at which its
-    /// silence would have lasted that long. Until this moment, a timeout does not prove that the server is unreachable.
+    /// Set when a connection is dropped for its silence: the moment at which that silence reaches `max_silence`. A
+    /// connection in doubt is dropped earlier, so the moment may still be ahead. Until then, a timeout does not prove that
+    /// the server is unreachable.
     doubted_until: Instant,
     /// The last connection that was [finished](Socket::finish). The socket stays open until the next one is finished: a closed
     /// socket answers the server with a reset, at which the server may drop commands that it has not read.

@@ -71,8 +71,9 @@ impl Connection {
     ) -> Option<MutexGuard<'a, ConnectionState>> {
         let (up, in_flight) = state.up(generation)?;
         in_flight.check_before_write = false;
-        // No check while another thread writes: it would make the socket non-blocking under that thread. That thread then
-        // writes commands over an unchecked connection: if the server has closed it, their outcome is unknown.
+        // The socket is not checked while another thread writes or checks: a check would make it non-blocking under that
+        // thread. The price: a thread that writes goes on over an unchecked connection. If the server has closed it, the
+        // outcome of the thread's commands is unknown.
         if up.writing {
             return Some(state);
         }

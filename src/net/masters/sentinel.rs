@@ -113,9 +113,9 @@ impl Service {
     /// Sentinels were set up from scratch. From now on, the latest master that these named is the master, and its epoch
     /// counts as the highest. Returns whether there was such a Sentinel.
     ///
-    /// The price: if the only Sentinel that can be reached is cut off together with a former master, the client connects
-    /// to that master. The present master does not know the locks that are granted there, so other clients may acquire
-    /// them.
+    /// The price: this client, one Sentinel and a former master may be cut off together from the rest of the network. Then
+    /// the client connects to that former master. The present master does not know the locks that are granted there, so
+    /// other clients may acquire them.
     pub(super) fn begin_again(&mut self) -> bool {
         let latest = self.behind.take();
         let is_named = latest.is_some();

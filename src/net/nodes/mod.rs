@@ -16,9 +16,9 @@
 //! redirection or a rejection for now. The connection to the slot's master takes it from there. After `ASK`, housekeeping,
 //! or the next command to the named node, sends it to that node.
 //!
-//! **Any other call** has a thread that waits for it. That thread follows a redirection at once, a few times in a row. If
-//! the connection is lost before the reply, the call is undone, and a new one takes its place. Two kinds are not undone: a
-//! request that Redis applies only once is sent again, and a guarded command is not ([`calls`]).
+//! **Any other call** as a rule has a thread that waits for it. That thread follows a redirection at once, a few times in
+//! a row. If the connection is lost before the reply, [`calls`] undoes a call that has an undo, and sends a new one. It
+//! sends a call without an undo again, except a guarded command that may have run: its caller gets an error.
 //!
 //! A node that was a master once keeps its number and its [`Connection`] object until the client is closed, so the number
 //! of the node to which a call went leads to the `Connection`. When the table of masters has changed, the sockets to nodes
