@@ -70,7 +70,8 @@ if mine or left_ms == -2 and (head or ticket) == ticket then
 end
 
 -- The lock is free, another waiter is next, and this call is about to time out. Such a call leaves the queue at once. If it
--- stayed, the lock could stay free while more such calls arrive. The next waiter is notified, since `first` may just have
+-- stayed, it might become first too late to be notified and to ask. If the calls behind it have as little time, the lock could
+-- stay free although calls wait (`LAST` in src/acquire/contender.rs). The next waiter is notified, since `first` may just have
 -- removed dead places ahead of it.
 if place == 'last' and left_ms == -2 then
   remove({[ticket] = true})

@@ -24,9 +24,10 @@
 --          needs. A TTL that is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128)
 --          readers, all are checked in each of these cases:
 --          - The lock has no TTL.
---          - The TTL is more than twice the longest life among the readers that were checked first, and the leaving hold's own
---            key had more than nine tenths of the TTL left. Then the TTL was probably set for the leaving hold.
---          - The TTL is more than twice that longest life, and this is one release of about 16, chosen by chance.
+--          - The lock's TTL is more than twice the longest life among the readers that were checked first, and the leaving
+--            hold's own key would have lived for more than nine tenths of that TTL. Then the TTL was probably set for the
+--            leaving hold.
+--          - The lock's TTL is more than twice that longest life, and this is one release of about 16, chosen by chance.
 local owner, prefix = ARGV[1], ARGV[2]
 local FEW = 8
 

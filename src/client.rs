@@ -438,8 +438,8 @@ impl Client {
     /// within 10 s, and any other holder at the release or when the lease ends. A permit's holder that uses this client learns
     /// of it at once.
     ///
-    /// Blocks for two round trips, or for three if a Redisson thread both writes and reads; each takes at most the command
-    /// timeout.
+    /// Blocks as `inspect` does. If the owner is found, it also blocks for one round trip, or for two if a Redisson thread
+    /// both writes and reads. `inspect` and each round trip take at most the command timeout.
     ///
     /// ```no_run
     /// # let client = redlatch::Client::open("redis://127.0.0.1/")?;

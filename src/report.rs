@@ -1,8 +1,9 @@
 //! Log records, through the `log` crate, on the thread that caused them.
 //!
-//! The logger is the user's code: it may block, panic, or take a lock of the very client that logs. So it is called
-//! with no mutex held, and while no other thread waits for this one. Where a mutex is held, [`hold_back`] defers the
-//! records.
+//! The logger is the user's code: it may block, panic, or take a lock of the very client that logs. So it is called with
+//! no mutex held, and while no other thread waits for this one. (One exception: while `ExpirablePermit::update_lease`
+//! waits for its reply, it may log with the mutex of its permit held. Other threads wait for that mutex with a time
+//! limit.) Where a mutex is held, [`hold_back`] defers the records.
 
 use std::cell::Cell;
 use std::fmt;

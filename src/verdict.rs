@@ -5,8 +5,8 @@
 //!
 //! | code | a request that a thread waits for, but not a user's script | a user's script (a thread waits for it) | a release, an undo, a renewal |
 //! | --- | --- | --- | --- |
-//! | `NOSCRIPT` | `SendText`; `Never` if the script's text was sent | the same, if the error has the server's own words (`No matching script`); otherwise `Never` | as in the second column |
-//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row; `Never` if it names no node | as in the second column, if the redirection names the slot of the script's keys; otherwise `Never` | as in the second column; `Later` if it names no node |
+//! | `NOSCRIPT` | `SendText`; `Never` if the script's text was sent | the same, if the error has the server's own words (`No matching script`); otherwise `Never` | as for a request that a thread waits for |
+//! | `MOVED`, `ASK`, in a cluster | `Elsewhere`; `Later` after [`REDIRECTIONS`] in a row; `Never` if it names no node | as for other requests that a thread waits for, if the redirection names the slot of the script's keys; otherwise `Never` | as for a request that a thread waits for; `Later` if it names no node |
 //! | `TRYAGAIN`, `CLUSTERDOWN`, `READONLY`, `LOADING`, `MASTERDOWN`, `BUSY`, `NOREPLICAS`, `RESTARTED`, too many clients | `Later` | `Never` | `Later` |
 //! | `MISCONF`, `OOM` | `Never` | `Never` | `Later` |
 //! | any other | `Never` | `Never` | `Never` |

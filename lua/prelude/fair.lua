@@ -24,8 +24,8 @@ if places == 0 and latest then
   latest = nil
 end
 
--- The numbers differ if a key was evicted or deleted, or a script failed half-way. A place without a timeout gets a timeout,
--- since Redisson would never remove it; a timeout without a place is removed, and so is a repeated ticket.
+-- The numbers differ if a key was evicted or deleted, or a script failed half-way. A place without a timeout gets one,
+-- since Redisson would otherwise never remove the place. A timeout without a place is removed, and so is a repeated ticket.
 if places ~= timed then
   local seen, last = {}, now
   for _, ticket in ipairs(redis.call('lrange', KEYS[2], 0, -1)) do

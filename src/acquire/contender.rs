@@ -42,8 +42,8 @@ const TOKENS: u64 = 1024;
 ///
 /// If very many threads wait with short time limits, a thread may become first only when its own time is nearly up, too
 /// late for a message and a request. The next thread is in the same position, so the lock could stay free although threads
-/// wait. So a thread leaves the queue early if, at its last request, the lock is free but another waiter is first in the
-/// queue.
+/// wait. So a thread leaves the queue early if, at its last request, the lock is free and another waiter is first. (If the
+/// lock is held, the thread stays in the queue until its time is up.)
 const LAST: Duration = Duration::from_millis(50);
 
 /// A thread that asks Redis for a lock.

@@ -20,8 +20,9 @@ use crate::quorum::identity::{self, Identity};
 use crate::report::report;
 use crate::time::{self, Deadline};
 
-/// A call that does not wait asks again for a member other than its first if it holds all earlier members, and somebody
-/// else has only just taken this one. The call asks for this long, or for four round trips if that is longer.
+/// A call that does not wait asks again for a refused member for this long, or for four round trips if that is longer. The
+/// call does so only if the member is not the first, the call holds all earlier members, and somebody else has only just
+/// taken the refused one.
 ///
 /// The thread that took the member may yet be refused an earlier one, and then releases the member.
 const UNDECIDED: Duration = Duration::from_millis(250);

@@ -213,8 +213,9 @@ impl LockSpec {
         self.error(ACQUIRING, Fault::Unreachable(why))
     }
 
-    /// Whether the holder may soon give the lock back. It may, if it took the lock within the last `span`: it may be
-    /// taking several locks, and be refused another. `false` if the calling thread itself has it.
+    /// Whether the holder may soon give the lock back. A holder that took the lock within the last `span` may be taking
+    /// several locks; if it is refused another of these, it gives this one back. The result is `false` if the calling
+    /// thread itself has the lock.
     ///
     /// The age of a hold outside this client can be told only if its lease is as long as this handle's or the client's.
     pub(crate) fn may_be_given_back(&self, by: InTheWay, span: Duration) -> bool {

@@ -34,7 +34,8 @@ pub(crate) struct Cohort<R> {
 enum Others {
     Unknown,
     /// A release of this cohort has notified nobody. `known_at`: when the grant after that release came. By then the reply
-    /// to the release had been read.
+    /// to the release had been read. The tenure counts from `known_at`, not from the release: on a slow network the reply
+    /// takes longer than a tenure (bench `distance`, "lock + drop of one name, again and again").
     Absent {
         known_at: Instant,
     },
@@ -78,9 +79,9 @@ impl<R> Cohort<R> {
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
         // A single other process is next in any case and needs no debt. No debt begins if the cohort has started again
-        // since the release. In that case a thread has adopted a hold, which started the cohort: nothing else can start it
-        // while the contender waits for the reply to the release. The adopted hold was granted to another process after
-        // the release, so others have had their turn.
+        // since the release. While the contender (the caller) waits for the reply to the release, only an adoption can
+        // start the cohort. The adopted hold was granted to another process after the release, so others have had their
+        // turn.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };
@@ -154,8 +155,7 @@ impl<R> Cohort<R> {
         // If it became known less than a tenure ago that an earlier release had notified nobody, probably nobody waits now
         // either. So the thread asks without waiting for the reply to the last release. If another process does wait by
         // now, it waits for one more tenure of this process. The releases of that tenure notify it, and it goes first
-        // afterwards. The time counts from `known_at`, when that became known. The release itself is older, on a slow
-        // network by more than a tenure (bench `distance`, row "the same name").
+        // afterwards.
         match others {
             Others::Absent { known_at } if self.is_within_tenure(known_at, now) => None,
             _ => last_release.map(|(_, release)| release),

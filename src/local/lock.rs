@@ -253,9 +253,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
     }
 
     /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader may ask Redis
-    /// although another reader of this process asks already, if the new one does not wait or is `readers_first`. A writer
-    /// of another process may delay the grant of the other reader, but not of such a new one: if it does not wait, Redis
-    /// answers at once, and if it is `readers_first`, it passes waiting writers.
+    /// although another reader of this process asks already, if the new one does not wait or is `readers_first`. The
+    /// reader that asks already may have to wait for a writer of another process. A new reader that does not wait gets its
+    /// answer at once, and a new reader with `readers_first` passes waiting writers.
     pub(crate) fn enter(
         &mut self,
         thread: u64,

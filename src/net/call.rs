@@ -19,8 +19,7 @@ pub(crate) enum Fault {
     /// Until the deadline there was no connection, or only a silent one, or the server was not ready. For a deferred call
     /// also: the reply did not come in time, though the connection may work.
     Unreachable(RedisError),
-    /// The deadline passed before the reply came, although the connection works. Or there was no connection: the last one
-    /// was dropped early for its silence, and the server may merely be slow (until `ConnectionState::doubted_until`).
+    /// The deadline passed before the reply came, although the server may be healthy (see `Connection::unreachable`).
     Late(RedisError),
     /// An error that will not pass by itself: an answer of the server, or the reason why no connection can be made, such as
     /// an invalid certificate. For a deferred call also: the call has become useless, and was given up.
@@ -101,8 +100,8 @@ pub(crate) struct DeferredInfo {
     /// sent twice). A later reply proves no loss, since the lease may have ended while the release was under way.
     pub(crate) valid_until: Option<Instant>,
     /// Whether the release may find nothing: it undoes an acquire, releases a hold that is over by now, or releases one
-    /// node's part of a quorum's hold. For the backlog all of these count as undos. `Ledger::forget` counts them as undos
-    /// unless `has_no_lease` is set.
+    /// node's part of a quorum's hold. While a release with this flag has no reply, `Pipeline::backlog_end` may hold back
+    /// new attempts. `Ledger::forget` counts such a release as an undo unless `has_no_lease` is set.
     pub(crate) undo: bool,
     /// Whether what is released has no lease, and so stays taken until the release arrives.
     pub(crate) has_no_lease: bool,

@@ -34,7 +34,7 @@ use crate::net::write_queue::WriteQueue;
 /// processes take it for a waiter.
 ///
 /// If processes take turns and each has the lock for less than `LINGER`, a process finds its subscription still there at
-/// its next wait, and needs neither a SUBSCRIBE nor a second request.
+/// its next wait, and needs no SUBSCRIBE.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
 
 /// Above this capacity an empty map is freed.

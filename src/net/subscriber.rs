@@ -50,7 +50,8 @@ struct State {
     live: Option<Live>,
     /// When the last reply came on the current connection.
     heard_at: Option<Instant>,
-    /// When, after the reply at `heard_at`, a thread first began to write commands.
+    /// When a thread first had commands to write after the reply at `heard_at`. If this is not later than `heard_at`, no
+    /// thread has had any since that reply.
     asked_at: Option<Instant>,
     /// When the last message or confirmation came.
     news_at: Option<Instant>,
@@ -60,8 +61,8 @@ struct State {
 }
 
 impl State {
-    /// Whether there was news lately. If so, a waiter that was woken may leave its subscription lingering, so the
-    /// subscriber's thread reads in short slices.
+    /// Whether there was news lately. If so, a waiter that was woken may leave a lingering subscription behind, which has
+    /// to end after `LINGER`. So the subscriber's thread reads in short slices.
     fn has_news(&self, now: Instant) -> bool {
         self.news_at
             .is_some_and(|at| now.saturating_duration_since(at) < 3 * LINGER)

@@ -48,9 +48,9 @@ fn ask_master_of(
                 asked.redirected += 1;
                 nodes.map.redirected(node, &target);
             }
-            // While a slot moves, a node replies `ASK` or `TRYAGAIN` to a question about several keys unless it has all of
-            // them, and no lock has all the keys that `inspect` asks for. So an `ASK` is not followed. The question is
-            // asked again after a pause, when the slot may have moved.
+            // While a slot moves, neither its old node nor its new one answers a question if it lacks one of the keys.
+            // `inspect` asks about the keys of all kinds of locks, and no lock has all of them. So following an `ASK`
+            // would not help. The question is asked again after a pause, when the slot may have moved.
             Verdict::Elsewhere(_) | Verdict::Later(_) if may_repeat => {
                 asked.redirected = 0;
                 pauses += 1;

@@ -4,7 +4,7 @@
 //! request, for at least as long as the request may be repeated. (Two scripts store no result if they have changed
 //! nothing. The acquire of a semaphore is not sent again: it is undone.) Once a request has its reply and was sent only
 //! once, a later request of the same client about the same object deletes that key. Therefore the number of keys does not
-//! grow with the number of requests.
+//! grow with the number of requests. (The keys of forced unlocks are not deleted: they expire.)
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) struct IdempotencyKeys(Mutex<HashMap<String, ObjectRequests>>);
 #[derive(Default)]
 struct ObjectRequests {
     answered: Vec<OwnerNumber>,
-    /// Releases without a thread that waits for the reply.
+    /// Releases under way. A thread waits for the reply to only some of them.
     pending: VecDeque<(OwnerNumber, Arc<Call>)>,
 }
 
@@ -46,7 +46,7 @@ impl IdempotencyKeys {
         self.of(key, |known| known.answered(number));
     }
 
-    /// Records a request under way, for whose reply no thread waits.
+    /// Records a release under way, for whose reply perhaps no thread waits.
     pub(crate) fn pending(&self, key: &str, number: OwnerNumber, call: &Arc<Call>) {
         self.of(key, |known| {
             if known.pending.len() >= MOST {

@@ -367,8 +367,10 @@ impl<'a> AcquireArgs<'a> {
 /// A note by which readers and writers take turns: see `lua/prelude/notes.lua`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Note<'a> {
-    /// The waiter of the other side that goes first; empty if none does. [`FIRST`](Self::FIRST) in a waiter's first
-    /// request, and in one that follows a request without a reply, unless the waiter is `readers_first`.
+    /// The waiter of the other side that goes first; empty if none does. With [`FIRST`](Self::FIRST) the script itself
+    /// looks for a noted waiter of the other side. A waiter sends `FIRST` in its first request, and in a request that
+    /// follows one without a reply. It sends an empty text instead if it is `readers_first`, or has waited for 10 s
+    /// (`PRECEDENCE`).
     pub(crate) behind: &'a str,
     /// How long the note lives; zero for no note.
     pub(crate) lives: Duration,

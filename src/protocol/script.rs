@@ -149,9 +149,9 @@ fn number(value: &Value) -> Option<u64> {
     text(value)?.parse().ok()
 }
 
-/// How many subscribers a release notified; or why the hold did not exist. Forced: the lock was free or, for a read hold,
-/// others read. Taken over: another owner had the lock, somebody writes although this hold reads, or the key holds
-/// something else.
+/// How many subscribers a release notified; or why the hold did not exist. Forced: the lock was free. Taken over: another
+/// owner had the lock, or the key holds something else. For a read hold: forced if only others read, taken over if
+/// somebody writes.
 pub(crate) type Released = Result<i64, LossReason>;
 
 pub(crate) fn released(reply: &Value) -> Result<Released, Unexpected> {

@@ -33,9 +33,9 @@ use crate::session::Session;
 /// 1. Each round of acquires has a number of its own, and asks each node once. So no late undo or release of another round
 ///    can remove a part of this one, and a renewal that finds the number proves that the node kept its part all the time.
 /// 2. An acquire of unknown outcome is undone, and its part is out. A part that is out never counts again.
-/// 3. A round ends once a majority has granted it. Nodes that have not answered by then get no release. A grant that
-///    arrives later counts, with a lease that began when the request to that node was sent. If late grants did not count,
-///    every hold would rest on a bare majority.
+/// 3. A round ends once a majority has granted it. Nodes that have not answered by then get no release before the hold
+///    ends. A grant that arrives later counts, with a lease that began when the request to that node was sent. If late
+///    grants did not count, every hold would rest on a bare majority.
 /// 4. Each part counts towards the majority until its own validity ends. With fewer than a majority the hold is lost, at
 ///    once and for good.
 /// 5. Mutexes are taken in this order: an entry's, `state`, those of holds, schedules and connections. With `state` locked no
@@ -164,8 +164,9 @@ impl QuorumHold {
         let now = Instant::now();
         let until = state.parts.grant(now);
         let Some(until) = until.filter(|until| *until >= now + hold.lease() / 10) else {
-            // The caller calls the method `let_go` next, which sets the field `let_go` before it reads late grants. So
-            // `arm` puts none of these parts on a watchdog's schedule, although they may count as granted.
+            // `parts` may count the hold as granted here, although too little of the lease is left. The caller calls the
+            // method `let_go` next, which sets the field `let_go` before it reads late grants. So `arm` schedules no part
+            // of this hold.
             return false;
         };
         hold.grant(sent_at);

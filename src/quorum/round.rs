@@ -209,8 +209,8 @@ impl QuorumNodes {
         let (NodeReply::Pending, Some(call)) = (&round.replies[node], &round.calls[node]) else {
             return;
         };
-        // Even a read without any time left blocks for a millisecond. So after `by` the read is begun only if another
-        // thread has read the reply, or bytes have arrived.
+        // Even a read without any time left blocks for a millisecond or more (`GLANCE` in `net::socket`). So after `by`
+        // the read is begun only if another thread has read the reply, or bytes have arrived.
         let waits = || Instant::now() < by;
         if !waits() && call.outcome().is_none() && !connection.first().has_news() {
             return;

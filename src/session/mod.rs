@@ -427,8 +427,8 @@ impl Session {
         lease_ms(2 * self.replay().max(2 * timeout)).to_string()
     }
 
-    /// Queues the release of permits, which go back to the semaphore only if it still exists. The caller has to flush the
-    /// connection.
+    /// Queues the release of permits. Redis adds them only if the semaphore exists when the release is executed. The
+    /// caller has to flush the connection.
     pub(crate) fn release_permits(&self, entry: &Entry, permits: u64) -> Arc<Call> {
         let (protocol, key) = (&entry.protocol, entry.protocol.key());
         let keys = self.request_keys(key, FORGET, self.command_timeout);

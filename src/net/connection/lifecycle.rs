@@ -301,9 +301,9 @@ impl Connection {
         // A thread that has the reader still reads the old socket.
         let takes_over = up.can_hand_over(in_flight) && up.leadership.reader().is_some();
         let Some(successor) = up.successor.take_if(|_| takes_over) else {
-            // Replies are due, or a thread has the reader. A leader hands over when it steps down. Without a leader,
-            // perhaps no thread reads these replies soon, while the queued commands wait for that. So housekeeping reads
-            // the replies now.
+            // Replies are due, a thread writes, or a thread has the reader. A thread that writes hands over when it has
+            // written, and a leader when it steps down. Without a leader, perhaps no thread reads these replies soon,
+            // while the queued commands wait for that. So housekeeping reads the replies now.
             if in_flight.has_bytes() && !up.leadership.is_led() {
                 self.settings.housekeeper.housekeep_now();
             }

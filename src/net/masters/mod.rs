@@ -85,8 +85,8 @@ struct Asking {
     is_closed: bool,
 }
 
-/// The most telling of the failures: an error that does not pass tells more than one that does, such as silence, and a
-/// closed port tells least. The result is transient if a node may answer later, because it is starting or was silent.
+/// The most telling of the failures. A lasting error tells most, a passing one such as silence tells less, and a closed
+/// port tells least. The result is transient if a node may answer later, because it is starting or was silent.
 fn most_telling(reasons: Vec<RedisError>) -> RedisError {
     let may_pass = reasons.iter().any(may_answer_later);
     let says = |why: &RedisError| (!is_transient(why), !why.is_connection_refusal());

@@ -49,8 +49,9 @@ pub(crate) const GUARDED: &str = "guarded";
 /// acknowledge.
 ///
 /// A connection that was given up stays open, so the system may deliver a request long after it was sent again over
-/// another connection. Once Redis has forgotten that it has applied the request, the late copy would count again. So Redis
-/// remembers a request for at least twice the time in which it may be repeated.
+/// another connection. Once Redis has forgotten that it has applied the request, the late copy would count again. The last
+/// copy may be sent when the time for repeating ends, and the system may deliver it up to `REPLAY` later. So Redis
+/// remembers a request for at least twice the time for repeating.
 pub(crate) const REPLAY: Duration = Duration::from_secs(60);
 
 /// How long a thread leads (reads the replies for all threads: see `connection`), or waits for a connection, before it

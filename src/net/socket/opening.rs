@@ -30,8 +30,8 @@ pub(super) fn open(host: &str, port: u16, dial: &mut Dial) -> RedisResult<TcpStr
     open_one(&addrs, dial)
 }
 
-/// How many threads of a process look the same host up. Nothing ends a look-up before the resolver gives up, so without a limit
-/// a program that opens client after client would collect threads.
+/// How many threads of a process look up the same host and port. Nothing ends a look-up before the resolver gives up, so
+/// without a limit a program that opens client after client would collect threads.
 const LOOK_UPS: usize = 4;
 
 /// The look-ups under way. The key has the process id, since a fork copies the map but not the threads that it counts.
@@ -46,8 +46,8 @@ struct LookUp {
 
 type Found = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
-/// Asks the `resolver`; if [`LOOK_UPS`] threads already look the same host up, waits for the next answer instead. The
-/// `resolver` must not panic: its thread would stay counted.
+/// Asks the `resolver`; if [`LOOK_UPS`] threads already look up the same host and port, waits for the next answer instead.
+/// The `resolver` must not panic: its thread would stay counted.
 fn look_up(
     host: &str,
     port: u16,

@@ -17,7 +17,8 @@ use crate::error::printable;
 /// How many bytes a reply may have, except where [`LARGEST_MAP`] applies. In memory it may take up to 19 times as much: an
 /// element of three bytes becomes a whole `Value`.
 ///
-/// The largest replies to our own requests under this limit name a thousand replicas (`ROLE`), or a channel of 64 KiB.
+/// Apart from the replies to users' guarded commands, the largest under this limit are the answer to `ROLE` with a
+/// thousand replicas, and a message on a channel whose name has 64 KiB.
 pub(crate) const LARGEST: usize = 1024 * 1024;
 
 /// The limit for the answer to `CLUSTER SLOTS`, and for operators' questions. `CLUSTER SLOTS` answers with 8 MiB if every
