@@ -22,7 +22,8 @@ impl LockSpec {
         adopted.ok_or(Error::Closed)
     }
 
-    /// Sends the `request` by which this client takes over a hold, again until it is answered.
+    /// Sends the `request` by which this client takes over a hold. If there is no answer, sends it again, until `until` at
+    /// most.
     ///
     /// All copies of the request name the same new owner, so a second copy finds what the first has done. If none is
     /// answered, `give_back` undoes it.

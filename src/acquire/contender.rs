@@ -461,7 +461,8 @@ impl<'a> Contender<'a> {
         ))
     }
 
-    /// The hold that the local lock has on record, although another thread was granted the lock.
+    /// The hold that the local lock still has on record when Redis grants the lock to this thread; normally `None`. For a
+    /// shared grant always `None`.
     ///
     /// Several threads of a process are contenders where Redis keeps the queue, or while one of them adopts a hold. So a grant
     /// may be the first sign that the recorded hold is over.

@@ -231,8 +231,8 @@ impl Listening {
         !self.subscriptions.is_empty()
     }
 
-    /// Ends the wait. The subscription ends a little later, so that the thread need not write UNSUBSCRIBE now. Returns
-    /// whether the thread listened.
+    /// Ends the wait. If there was a message or a confirmation lately, the subscription ends a little later, and the
+    /// thread need not write UNSUBSCRIBE now. Returns whether the thread listened.
     pub(crate) fn leave(&mut self) -> bool {
         let has_listened = self.is_subscribed();
         self.subscriptions.drain(..).for_each(Subscription::leave);

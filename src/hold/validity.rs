@@ -330,8 +330,8 @@ fn micros(span: Duration) -> u32 {
 
 /// How soon to renew a read hold again. `last`: the pause until now; `found`: as for [`Lease::adapt_keep_lock`].
 ///
-/// If the key was shortened, the pause is a third of the time found, as with a lease. If not, the client that shortened it
-/// before may be gone or just renew less often, so the pause doubles, up to [`KEEP_LOCK`].
+/// If a time was found, the pause is a third of it, as with a lease. If not, the client that shortened the key before may
+/// be gone or just renew less often, so the pause doubles, up to [`KEEP_LOCK`].
 fn keep_lock_again(last: Duration, found: Option<Duration>) -> Duration {
     found
         .map_or(last * 2, |found| found / 3)

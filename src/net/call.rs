@@ -159,9 +159,9 @@ pub(crate) struct Call {
     /// Makes the undo of an acquire. The undo is sent if the caller gives up or the connection is dropped, since the
     /// server may still execute the acquire.
     undo: Option<Arc<dyn Undo>>,
-    /// The node to which the call was last sent, or will be sent. Changed by the thread that queues the call on a connection
-    /// or keeps it in the ledger, and after `ASK` by the thread that handles this answer. An atomic, since finding the
-    /// connection must not need the connection's mutex.
+    /// The node to which the call was last sent, or will be sent. Changed by the thread that queues the call on a
+    /// connection or keeps it in the ledger, and after `ASK` by the thread that handles this answer. An atomic, so that a
+    /// thread finds the connection of a call without locking any mutex.
     node: AtomicUsize,
     /// Only for a release: this process is subscribed to the channel of the lock, so it is one of the receivers that the
     /// reply counts.

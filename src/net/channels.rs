@@ -11,8 +11,9 @@
 //!    └─────────────────┴────── its last waiter ends it ────┴── LINGER is over, or the hold is lost ◄────┘
 //! ```
 //!
-//! A waiter whose wait has succeeded leaves its subscription behind: nothing is written before its call returns, and the
-//! next waiter on the channel need not subscribe. All lingering subscriptions are in one queue, `Channels::lingering`.
+//! A waiter may leave its subscription behind when its wait ends, if there was a message or a confirmation lately. Then
+//! nothing is written before its call returns, and the next waiter on the channel need not subscribe. All lingering
+//! subscriptions are in one queue, `Channels::lingering`.
 //!
 //! A waiter that asks for the lock before it is subscribed may have missed a message after that request. So it asks again
 //! once its subscription is confirmed. If the channel was confirmed already, for example for another waiter, it asks again

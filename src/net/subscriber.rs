@@ -50,8 +50,8 @@ struct State {
     live: Option<Live>,
     /// When the last reply came on the current connection.
     heard_at: Option<Instant>,
-    /// When a thread first had commands to write after the reply at `heard_at`. If this is not later than `heard_at`, no
-    /// thread has had any since that reply.
+    /// When a thread first had commands to write after the reply at `heard_at`. If `asked_at` is not later than
+    /// `heard_at`, no thread has had commands to write since that reply.
     asked_at: Option<Instant>,
     /// When the last message or confirmation came.
     news_at: Option<Instant>,

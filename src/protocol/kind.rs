@@ -45,9 +45,9 @@ pub struct Kind {
     /// Lets a hold end after a while instead of now.
     pub(crate) keep: fn(&Protocol, Mode, &[u8], Duration) -> Request,
     pub(super) renew: fn(&Protocol, &RenewalArgs<'_>) -> Request,
-    /// Reads the reply to a renewal. For permits: the number is the moment at which the permit ends according to the last
-    /// reply, and is updated. `None`: somebody has changed that end, so the permit was not renewed, and the renewal must
-    /// be sent again.
+    /// Reads the reply to a renewal. The second argument is used for permits only: the moment at which the permit ends
+    /// according to the last reply. If this reply names another end, that is stored there. `None`: somebody has changed
+    /// the end, so the permit was not renewed, and the renewal must be sent again.
     pub(crate) renewed: fn(Value, &mut i64) -> ReplyToRenewal,
     /// Confirms these places in the queue, for kinds whose queue is in Redis.
     pub(crate) refresh: Option<fn(&Protocol, &[OwnerId]) -> Request>,

@@ -38,7 +38,7 @@ use crate::session::Session;
 ///    grants did not count, every hold would rest on a bare majority.
 /// 4. Each part counts towards the majority until its own validity ends. With fewer than a majority the hold is lost, at
 ///    once and for good.
-/// 5. Mutexes are taken in this order: an entry's, `state`, those of holds, schedules and connections. With `state` locked no
+/// 5. Mutexes are taken in this order: an entry's, `state`, a schedule's, a hold's, a connection's. With `state` locked no
 ///    I/O is done, and no loss of the whole is reported.
 pub(crate) struct QuorumHold {
     nodes: Arc<QuorumNodes>,

@@ -126,8 +126,8 @@ impl MastersCheck {
         Ok(masters)
     }
 
-    /// From time to time asks the responding nodes that were not identified over their present connection, until every
-    /// node has been identified once.
+    /// Until every node has been identified once, this asks some of the nodes from time to time: those that respond and
+    /// whose present connection has not been identified yet. So a node that has reconnected is asked again.
     ///
     /// A master that has become a replica needs no check: a replica rejects every acquire.
     ///

@@ -52,7 +52,8 @@ macro_rules! unwind_safe {
     )+};
 }
 
-// No mutex is held while code of the user runs, so a panic of that code leaves nothing half done. The same holds for
+// A panic of the user's code leaves nothing half done: such code runs without a mutex held. The one exception is the
+// logger during `ExpirablePermit::update_lease` (see `report`), and a panic of the logger is caught. The same holds for
 // `Client`.
 unwind_safe! {
     [] crate::local::waiter::CancelToken,

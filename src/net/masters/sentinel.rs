@@ -110,8 +110,8 @@ impl Service {
     /// Called after a round in which every server failed. A Sentinel fails if it lags behind this client, or gives no
     /// usable answer. While a connection to a master is in use, a Sentinel also fails if it names a later master that
     /// cannot be reached, or whose `ROLE` disagrees. If at least one of them lags behind, the client assumes that the
-    /// Sentinels were set up from scratch. From now on, the latest master that these named is the master, and its epoch
-    /// counts as the highest. Returns whether there was such a Sentinel.
+    /// Sentinels were set up from scratch. Of those that lag behind, the one with the highest epoch is then believed: from
+    /// now on its master is the master, and its epoch counts as the highest known. Returns whether any lags behind.
     ///
     /// The price: this client, one Sentinel and a former master may be cut off together from the rest of the network. Then
     /// the client connects to that former master. The present master does not know the locks that are granted there, so
