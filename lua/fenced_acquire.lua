@@ -11,8 +11,7 @@
 --          n >= -1       somebody else has it; n ms until their lease runs out, -1 if it never does
 --
 -- Keeps    what lock_acquire keeps; tokens only increase; there is no hold without a token. A token is a number of microseconds,
---          and is at least the time by the server's clock. Unless the clock is set back, it is ahead of the clock by fewer
---          microseconds than the largest `count` in use
+--          and is at least the time by the server's clock. See the prelude
 -- Twice    by one owner: as if only the second had run, except that both draw tokens
 -- Errors   as lock_acquire; WRONGTYPE for a counter that is not an integer
 local owner, lease_ms, count, token_ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])

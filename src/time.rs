@@ -81,10 +81,12 @@ impl Deadline {
 ///
 /// What it means if a request ends without a usable reply is decided here, for every wait:
 ///
-/// | ended by | the server may be healthy | the server is known to be unreachable, or rejects the request |
+/// | ended by | the server may be healthy | the server is known to be unreachable, or is not ready |
 /// | --- | --- | --- |
 /// | the caller's time | not in time: `Ok(None)` | an error |
-/// | the command timeout | an error, also for the threads queued behind this one | an error; the threads queued behind this one get it too, unless the request was rejected for good (see [`concerns_all`](Self::concerns_all)) |
+/// | the command timeout | an error; the threads queued behind this one get it too: see [`concerns_all`](Self::concerns_all) | the same |
+///
+/// If the server rejects the request for good, this thread alone gets the error.
 ///
 /// If several of the following are true at the same moment, the first one counts:
 ///

@@ -4,8 +4,9 @@
 
 -- Returns the error for a counter that is not an integer, or nil and the first and the last of up to `count` tokens. Tokens
 -- only increase. A token is at least the server's time in microseconds. Unless the clock is set back, the last token is
--- ahead of it by fewer microseconds than the largest `count` in use. The counter lives for `token_ttl_ms` after its last use,
--- or longer (see below); forever if `token_ttl_ms` is 0.
+-- ahead of that clock by fewer than N microseconds, where N is the largest `count` that any client passes. (A counter of 2^53
+-- or more is the exception: see below.) The counter lives for `token_ttl_ms` after its last use, or longer (see below); forever
+-- if `token_ttl_ms` is 0.
 local function draw(count, token_ttl_ms)
   local token = redis.call('get', KEYS[2]) or '0'
   if token ~= '0' and not string.find(token, '^%-?[1-9]%d*$') then

@@ -40,10 +40,10 @@ const TOKENS: u64 = 1024;
 /// A thread in the queue of a fair lock asks for the last time this long before its time is up. If a quarter of its time is
 /// shorter, the quarter counts.
 ///
-/// If very many threads wait with short time limits, a thread may become first only when its own time is nearly up, too
-/// late for a message and a request. The next thread is in the same position, so the lock could stay free although threads
-/// wait. So a thread leaves the queue early if, at its last request, the lock is free and another waiter is first. (If the
-/// lock is held, the thread stays in the queue until its time is up.)
+/// If a thread that is not first stayed until its time is up, it might become first with too little time left for a
+/// message and a request. If the threads behind it are in the same position, the lock could stay free although threads
+/// wait. So if its last request finds the lock free and another waiter first, the thread gives up its place at once. (If
+/// the lock is held, the thread stays in the queue until its time is up.)
 const LAST: Duration = Duration::from_millis(50);
 
 /// A thread that asks Redis for a lock.

@@ -383,8 +383,8 @@ impl<S: Strategy> Waiting<'_, S> {
         loop {
             listening.park(spec, known_signals, until, lease_left, &stop);
             let signals = listening.signals();
-            // A confirmation of the subscription does not end the pause after a contested round: all contenders get theirs
-            // at about the same moment.
+            // A confirmation of the subscription does not end the pause after a contested round. All contenders get their
+            // confirmations at about the same moment, so they would also ask at the same moment, and collide again.
             let goes_on = busy.is_contested
                 && signals.messages == known_signals.messages
                 && signals.is_answered != known_signals.is_answered;

@@ -206,9 +206,9 @@ impl Channels {
             Some(
                 ChannelCommand::Subscribe { channel, .. } | ChannelCommand::Unsubscribe { channel },
             ) => is_moved(channel),
-            // The node has ended the subscription while UNSUBSCRIBE was on its way. `ended` took the node's message for
-            // the reply to UNSUBSCRIBE, and removed that command from `awaiting`. This error is the node's real reply to
-            // UNSUBSCRIBE, so it belongs to no command that is left.
+            // The node ended the subscription while UNSUBSCRIBE was on its way, and its message about that came first.
+            // `ended` took that message for the reply to UNSUBSCRIBE, and removed the command from `awaiting`. So this
+            // error, the real reply to UNSUBSCRIBE, belongs to no command that is left, and is ignored.
             Some(ChannelCommand::Ping) | None => false,
         };
         if is_meant

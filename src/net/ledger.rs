@@ -196,9 +196,8 @@ impl Ledger {
         })
     }
 
-    /// Removes all entries. Returns two counts. The second counts the entries that may find nothing
-    /// ([`DeferredInfo::undo`](crate::net::call::DeferredInfo)). The first counts all others, also undos of permits
-    /// without a lease.
+    /// Removes all entries. Returns how many of them were releases, and how many were undos. An entry counts as an undo if
+    /// its `undo` is set and its `has_no_lease` is not; every other entry counts as a release.
     pub(super) fn forget(&self) -> (u64, u64) {
         let all = self.change(std::mem::take);
         let calls = all.slots.values().flat_map(BTreeMap::values);

@@ -122,7 +122,7 @@ pub(super) struct Lost {
     /// The bytes that undo the lost acquires. The server may still have an acquire unread, and execute it after the next
     /// holder has come and gone.
     pub(super) undoing: Vec<u8>,
-    /// The last command was written in part, so nothing can be sent after it.
+    /// The last command may have been written in part, so nothing can be sent after it.
     pub(super) torn: bool,
 }
 

@@ -58,7 +58,7 @@ impl WriteQueue {
         self.full
     }
 
-    /// Whether part of a command has been written, and only its rest may follow.
+    /// Whether part of a command may have been written, so that only its rest may follow.
     pub(super) fn is_torn(&self) -> bool {
         self.torn
     }

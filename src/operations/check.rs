@@ -579,9 +579,9 @@ const INSPECTING: &str = "Client::inspect and Client::locks";
 const WAITING: &str = "notifications";
 
 /// The kind of lock that a script is for, by the beginning of the script's file name. A script whose name begins with none
-/// of these gets the last label. A right that is needed under this label alone is only a warning if it is missing.
-/// `guarded_call` gets this label although guards of locks need it. No problem is hidden by that, since each command in
-/// its script is also tried for some kind of lock.
+/// of these gets the last label. If the user lacks a right that only this label needs, the finding is a warning and not a
+/// problem. `guarded_call` gets the last label although guards of locks need it. No problem is hidden by that, since each
+/// command in its script is also tried for some kind of lock.
 const KINDS: [(&str, &str); 9] = [
     ("lock_", "locks"),
     ("fair_", "fair locks"),

@@ -1,8 +1,9 @@
 //! The kinds of locks, and the requests of one lock.
 //!
 //! A [`Kind`] is data: the properties of a kind, and its differences from a plain lock. Shared code tests these properties
-//! and not the kind of a lock. (The only exception is `Session::give_back_permits`.) So in this folder a new kind is a
-//! file of its own and a line in [`KINDS`](super::KINDS). The guide's page on the architecture lists the other places.
+//! and not the kind of a lock. (The only exceptions are `Session::give_back_permits` and an assertion in
+//! `QuorumHold::new`.) So in this folder a new kind is a file of its own and a line in [`KINDS`](super::KINDS). The
+//! guide's page on the architecture lists the other places.
 
 pub(super) use crate::error::RELEASING;
 use std::fmt;

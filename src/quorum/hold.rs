@@ -164,9 +164,9 @@ impl QuorumHold {
         let now = Instant::now();
         let until = state.parts.grant(now);
         let Some(until) = until.filter(|until| *until >= now + hold.lease() / 10) else {
-            // `parts` may count the hold as granted here, although too little of the lease is left. The caller calls the
-            // method `let_go` next, which sets the field `let_go` before it reads late grants. So `arm` schedules no part
-            // of this hold.
+            // `state.parts` may count the hold as granted here, although too little of the lease is left. The caller goes
+            // on with `let_go()`, which sets `state.let_go` before it reads late grants. `arm` checks that flag, so no
+            // part of this hold is scheduled.
             return false;
         };
         hold.grant(sent_at);

@@ -11,7 +11,9 @@
 //!    queued ──sent──► under way ──answered──► armed, or lost
 //!      ▲                 │ ▲
 //!      │                 ▼ │ unanswered, looked at again
-//!    pause ◄────────── behind     if its connection is lost, or was silent for too long
+//!      │               behind
+//!      │                 │ its connection is lost, or was silent for too long
+//!      └──── pause ◄─────┘
 //! ```
 //!
 //! A connection for renewals counts as silent for too long if a reply is due, and none was completed for a quarter of the

@@ -193,11 +193,11 @@ impl Connection {
             > 0;
         match made {
             Ok(connection) => {
-                // Another attempt ends at its next step. If it succeeds all the same while this connection is up, its call
-                // of this function returns above and drops its connection. The attempt that has succeeded now may have
-                // begun in an earlier outage, but its connection is as good as any. If its server is no longer the master,
-                // `Masters` cuts the connection once a Sentinel has named a later master. In a cluster, the node redirects
-                // what it does not serve.
+                // Any other attempt is told to end at its next step. If it connects all the same while this connection is
+                // up, it finds no `Phase::Down` above, and its connection is dropped. The attempt that has just succeeded
+                // may itself have begun in an earlier outage, but its connection is as good as any. If its server is no
+                // longer the master, `Masters` cuts the connection once a Sentinel has named a later master. In a cluster,
+                // the node redirects what it does not serve.
                 down.give_up();
                 self.install(&mut state, connection);
                 drop(state);

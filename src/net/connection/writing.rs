@@ -195,8 +195,8 @@ fn is_left_to_another(up: &Up, in_flight: &InFlight, all: bool) -> bool {
         return true;
     }
     // A leader, or an appointed thread, writes before it blocks. A leader that is blocked writes these bytes after the
-    // next reply. That reply comes soon, since more than two thirds of the calls in flight are written. Otherwise
-    // `is_worth_a_write` is true, and this thread writes the bytes.
+    // next reply. If `is_worth_a_write` is false, that reply comes soon, since more than two thirds of the calls in flight
+    // are written. If it is true, this thread writes the bytes.
     let leader_will_write = up.leadership.is_led() && !in_flight.is_worth_a_write();
     // Without `all`, a full socket is left to the leader and housekeeping.
     !all && (leader_will_write || in_flight.unwritten.is_full())
