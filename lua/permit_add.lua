@@ -27,8 +27,8 @@ if wrong then
   return wrong
 end
 -- This call removes `back` of the expired permits and adds `back` to the number. Later calls do the same with the other
--- `over - back`. But if the number was deleted, expired permits must not count. So `back` is not added, and `over - back`,
--- which later calls will add, is subtracted now.
+-- `over - back`. But if the number was deleted, expired permits must not count. So `back` is not added. INCRBY creates the
+-- number again here, so later calls will add `over - back` to it: that is subtracted in advance.
 local gained = available and more + back or more - (over - back)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

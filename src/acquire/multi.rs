@@ -24,7 +24,8 @@ use crate::time::{self, Deadline};
 /// call does so only if the member is not the first, the call holds all earlier members, and somebody else has only just
 /// taken the refused one.
 ///
-/// The thread that took the member may yet be refused an earlier one, and then releases the member.
+/// The thread that took the member may still be refused a member that comes before it in the order. Then that thread
+/// releases the member.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
 /// Pauses of up to 4 ms: between requests for a member that may soon be given back (see [`UNDECIDED`]), and before waiting
@@ -252,11 +253,10 @@ impl Members {
         self.check_going()
     }
 
-    /// Asks for all members at once, except the one for which the thread has waited. Asks again for a member that may
-    /// soon be free.
+    /// Asks at once for all members that the thread lacks. If somebody else held a member lately and the thread has not
+    /// waited for one, it first asks for the first member alone. Asks again for a member that may soon be free.
     ///
-    /// If all members are free, one of several threads that try at the same time gets them all, unless their round trips
-    /// differ much: see [`asks_again`].
+    /// If all members are free, one of several threads that try at the same time gets them all: see [`asks_again`].
     fn gather(
         &self,
         waited_for: Option<(usize, GuardInner)>,

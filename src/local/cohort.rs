@@ -34,9 +34,9 @@ pub(crate) struct Cohort<R> {
 enum Others {
     Unknown,
     /// A release of this cohort has notified nobody. `known_at`: when the grant after that release came. By then the reply
-    /// to the release had been read. This knowledge is used for the length of a tenure, counted from `known_at` and not
-    /// from the release. On a slow network the reply takes longer than that (bench `distance`, "lock + drop of one name,
-    /// again and again").
+    /// to the release had been read. This knowledge is used for one tenure, counted from `known_at`. It is not counted
+    /// from the release, because on a slow network the reply alone takes longer than a tenure (bench `distance`, "lock +
+    /// drop of one name, again and again").
     Absent {
         known_at: Instant,
     },

@@ -52,8 +52,8 @@ impl WriteQueue {
         self.bytes.is_empty()
     }
 
-    /// Whether the last write was incomplete. Then the leader and housekeeping try again, and other threads only if they
-    /// have to write all that is queued.
+    /// Whether the last write was incomplete. Then the leader, housekeeping, and threads that flush with `all` try again.
+    /// All other threads leave the bytes to them.
     pub(super) fn is_full(&self) -> bool {
         self.full
     }

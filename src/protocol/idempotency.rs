@@ -2,10 +2,10 @@
 //!
 //! A request without a reply is sent again, although Redis may have executed it. So a key in Redis holds the result of the
 //! request, for at least as long as the request may be repeated. (`permit_release_ids` and `permit_update` store no result
-//! if they have changed nothing. The key of `semaphore_acquire` serves its undo: that request is not sent again.) Once a
-//! request has its reply and was sent only once, a later request of the same client about the same object deletes that
-//! key. Therefore the number of keys does not grow with the number of requests. (The keys of forced unlocks are not
-//! deleted: they expire.)
+//! if they have changed nothing. The key of `semaphore_acquire` is there for its undo: an acquire that may have run is
+//! undone and not sent again.) Once a request has its reply and was sent only once, a later request of the same client
+//! about the same object deletes that key. Therefore the number of keys does not grow with the number of requests. (The
+//! keys of forced unlocks are not deleted: they expire.)
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
