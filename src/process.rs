@@ -86,9 +86,9 @@ pub(crate) fn client_id() -> Uuid {
 /// A hash of the boot, the pid namespace and the user. If two processes have the same hash, each finds the other in `/proc`
 /// by its process id. `None` where `/proc` is missing, or shows another namespace.
 ///
-/// The kernel reuses the number of a namespace only after all its processes have ended. So if a client's id has this hash
-/// but comes from an earlier namespace with the same number, its process has ended, and `is_gone` may say so. The hash
-/// contains the user because `/proc` may hide the processes of others.
+/// The kernel reuses the number of a namespace only after all its processes have ended. An id that was made in an earlier
+/// namespace may have the same hash as ours. Its process has ended, so `is_gone` is right if it says so. The hash contains
+/// the user because `/proc` may hide the processes of others.
 fn view() -> Option<[u8; 6]> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;

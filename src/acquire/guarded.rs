@@ -41,7 +41,7 @@ impl Session {
         hold.check_not_lost()?;
         let request = self.guarded_request(hold, work)?;
         let stop = || self.is_closed();
-        // The connection sends the request once: the command may not be repeatable, and nothing can undo it.
+        // The request is not sent again once it may have run: the command may not be repeatable, and nothing can undo it.
         let refusal = match self.guarded.ask(&request, until, &stop) {
             Ok(answer) => return Ok(answer.value),
             Err(Fault::Refused(refusal)) if refusal.code() == Some(TOO_LARGE) => {

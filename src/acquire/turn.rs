@@ -38,8 +38,8 @@ pub(crate) struct Turn {
     /// The number of its last request, if that was refused.
     refused: Option<OwnerNumber>,
     behind: String,
-    /// The `behind` that a newcomer sends: [`Note::FIRST`], at which the script itself looks for a noted waiter. Empty
-    /// with `readers_first`.
+    /// The `behind` that a newcomer sends. With [`Note::FIRST`] the script itself looks for a noted waiter of the other
+    /// side. With `readers_first` the text is empty, and the script looks for none.
     newcomer_behind: &'static str,
     precedes_until: Instant,
     /// Until when the waiter leaves notes; `None` if its call does not wait.

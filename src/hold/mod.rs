@@ -527,8 +527,10 @@ impl Hold {
             .ok()?;
         drop(lease);
         let loss = self.loss_for(reason);
-        // The extras are made if there are none, so that their mutexes can be taken. `listen` and `observe` check `state`
-        // under these: they see the loss, or the thread that found the loss takes out what they add.
+        // `listen` and `observe` check `state` with the mutex of their list held, and then add to the list. This thread
+        // has changed `state`, and then takes the same mutexes: here that of the listeners, in `take_observed` that of the
+        // observed threads. So either they see the loss, or this thread finds what they have added. For that, the extras
+        // are made if there are none.
         for listener in std::mem::take(&mut *self.extras().listeners.lock()) {
             listener.notify(&loss);
         }

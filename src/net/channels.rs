@@ -13,7 +13,8 @@
 //!
 //! A waiter may leave its subscription behind when its wait ends, if there was a message or a confirmation lately. Then
 //! nothing is written before its call returns, and the next waiter on the channel need not subscribe. All lingering
-//! subscriptions are in one queue, `Channels::lingering`.
+//! subscriptions are in one queue, `Channels::lingering`. If a hold of this process is lost, the lingering subscription to
+//! its channel ends at once (`end_lingering`).
 //!
 //! A waiter that asks for the lock before it is subscribed may have missed a message after that request. So it asks again
 //! once its subscription is confirmed. If the channel was confirmed already, for example for another waiter, it asks again

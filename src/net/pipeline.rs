@@ -45,8 +45,8 @@ const REST: Duration = Duration::from_millis(50);
 /// After how long without a command the connection is checked before the next one is sent.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
-/// After this long without a command, the next one puts the connection [in doubt](InFlight::is_in_doubt). While the client
-/// holds anything, a PING tests such a connection before a command needs it.
+/// After this long without a command, the next one puts the connection [in doubt](InFlight::is_in_doubt). When the
+/// watchdog renews something, a PING tests such a connection.
 pub(super) const PING_AFTER: Duration = Duration::from_secs(2);
 
 /// The commands of a client to one node, over one connection after another.

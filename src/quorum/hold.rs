@@ -203,9 +203,9 @@ impl QuorumHold {
             let part = &self.parts[node];
             match (state.parts.part(node), outcome) {
                 (Part::Asked, Ok(answer)) => self.read_acquire(state, node, answer, now),
-                // The outcome of the acquire is unknown, so the part is out (rule 2). A connection that is dropped for its
-                // silence writes the undo behind the acquire if it can. In any case the release of the whole hold goes to
-                // this node too.
+                // The outcome of the acquire is unknown, so the part is out (rule 2). If a connection is dropped because
+                // the server is silent, the undo is still written to its socket, behind the acquire, as far as the socket
+                // takes it. In any case the release of the whole hold goes to this node too.
                 (Part::Asked, Err(_)) => state.parts.lose(node),
                 (Part::Kept(_), Ok(answer)) => match renewed(&answer.value) {
                     Ok(Ok(())) => {

@@ -1,4 +1,5 @@
-//! The servers of one lock, and their state as a thread knows it before it asks.
+//! The servers of one lock. Known without a request: how long to wait for each, which is nearest, and how many processes
+//! the latest release has notified.
 
 use std::sync::Arc;
 use std::time::Duration;

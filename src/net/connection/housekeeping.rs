@@ -15,8 +15,8 @@ use crate::net::socket;
 const UNREAD: Duration = Duration::from_millis(20);
 
 impl Connection {
-    /// Checks a connection that is idle, and connects again if it is down. Called for a client that holds something, since
-    /// the release needs a connection.
+    /// Checks a connection that is idle, and connects again if it is down. Called when the watchdog renews something,
+    /// since the release will need a connection.
     pub(crate) fn look_after(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let generation = state.generation;

@@ -165,7 +165,8 @@ impl Masters {
     }
 
     /// Whether the last answer about the slots named this node. If so, its TLS certificate should be valid for its
-    /// address; a certificate need not be valid for the IP that a redirection names.
+    /// address, so a failed TLS check is final. A node that only a redirection has named may be known by an IP that its
+    /// certificate does not contain.
     pub(crate) fn is_named(&self, node: usize) -> bool {
         self.is_one() || self.table.read().is_named(node)
     }

@@ -1,5 +1,5 @@
-//! The masters of a client: a connection to each, and calls that find theirs. A single server counts as a cluster of one node
-//! that always has every slot.
+//! The masters of a client: a connection to each, and how a call gets to the master that has its slot. A single server
+//! counts as a cluster of one node that always has every slot.
 //!
 //! A call goes to the master that is known to have the slot of its first key. If another node has the slot, the answer names
 //! that node. The answer decides where the call goes next, whichever node gives it:
@@ -121,9 +121,9 @@ impl Nodes {
         }
     }
 
-    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`. A server may also
-    /// be silent for at most `most`: the limit is half of `command_timeout`, and `command_timeout` is at most `2 * most`
-    /// here.
+    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`. A connection may
+    /// also be silent for at most `most`: the limit for silence is half of `command_timeout`, which is reduced to `2 *
+    /// most` here if it is longer.
     pub(crate) fn for_role(&self, role: &'static str, most: Duration) -> Arc<Self> {
         let settings = Settings {
             connect_timeout: self.settings.connect_timeout.min(most),
@@ -264,7 +264,7 @@ impl Nodes {
         }
     }
 
-    /// Checks the connections to masters, as far as they were ever up. Called for a client that holds something.
+    /// Checks the connections to masters, as far as they were ever up. Called when the watchdog renews something.
     pub(crate) fn look_after(&self) {
         for connection in self.connections.all() {
             if connection.was_used() && self.map.is_master(connection.node) {
