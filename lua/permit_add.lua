@@ -26,9 +26,9 @@ local wrong, available, _, over, back = look()
 if wrong then
   return wrong
 end
--- This call removes `back` of the expired permits and adds `back` to the number. Later calls do the same with the other
--- `over - back`. But if the number was deleted, expired permits must not count. So `back` is not added. INCRBY creates the
--- number again here, so later calls will add `over - back` to it: that is subtracted in advance.
+-- If the number exists, this call removes `back` of the expired permits and adds `back` to the number; later calls do the same
+-- with the other `over - back`. If the number was deleted, no expired permit may count, so `back` is not added. INCRBY creates
+-- the number here, and later calls will add `over - back` to it, so this is subtracted in advance.
 local gained = available and more + back or more - (over - back)
 local left = redis.call('incrby', KEYS[1], string.format('%.0f', gained))
 redis.call('set', KEYS[4], 1, 'px', keep_ms)

@@ -170,7 +170,8 @@ impl LockSpec {
                 Entered::Mine { .. } if !self.is_reentrant => {
                     return Err(self.would_deadlock(DeadlockReason::NotReentrant));
                 }
-                // The lease that this call asks for counts only if `held_lease` is fixed.
+                // If the thread's hold is renewed, it keeps its lease, and the lease that this call asks for is ignored.
+                // If the hold has a fixed lease, it gets the lease that this call asks for.
                 Entered::Mine {
                     hold,
                     count,

@@ -48,7 +48,8 @@ impl Spin {
             self.attempts = 0;
             self.ends_at = Some(ends_at);
         } else {
-            // The earliest end stays, so that several small moves add up to another lease.
+            // The earliest end is kept. If the end moves several times by less than `LATER`, the moves are added up, and
+            // count as another lease once their sum exceeds `LATER`.
             self.ends_at = Some(earliest_end.min(ends_at));
         }
     }

@@ -1,8 +1,9 @@
 //! When the watchdog has to handle each entry, and in which order to renew them. The schedule does no I/O and has no
 //! clock.
 //!
-//! An *armed* entry is handled when it is due. If a renewal is due then, the entry is *queued*, and armed again for its
-//! end, when its loss has to be reported. Of the queued entries, the one that ends first is renewed first.
+//! An *armed* entry is handled when it is due. If a renewal is due then, the entry is *queued*, and armed again for the
+//! moment at which it ends. If no renewal is confirmed by that moment, the loss of the entry is reported. Of the queued
+//! entries, the one that ends first is renewed first.
 //!
 //! ```text
 //!   armed ──due──► take_due ──queue──► armed and queued ──take_renewal──► armed, its renewal under way

@@ -16,8 +16,9 @@ use crate::time;
 
 /// The longest pause between renewals of a read hold. They extend the hold and also the key that all readers of the lock
 /// share. Every 10 s, a Redisson reader sets that key's time to live to 30 s, even if it was longer. If that reader then
-/// dies, the key would end before a renewal that comes more than 30 s later. With other settings of Redisson the time may
-/// be shorter than 30 s; once a renewal finds that, the next renewals come sooner ([`Lease::adapt_keep_lock`]).
+/// dies, the key ends 30 s after the reader last set its time, unless a renewal of ours comes before. With other settings
+/// of Redisson the time may be shorter than 30 s; once a renewal finds that, the next renewals come sooner
+/// ([`Lease::adapt_keep_lock`]).
 const KEEP_LOCK: Duration = Duration::from_secs(10);
 
 /// The value for "no such moment" and "no such limit".

@@ -79,10 +79,10 @@ impl<R> Cohort<R> {
 
     /// The release at the end of the tenure has notified `others` other processes.
     pub(crate) fn owe(&mut self, others: u32, now: Instant) {
-        // A single other process is next in any case and needs no debt. No debt begins if the cohort has started again
-        // since the release. While the contender (the caller) waits for the reply to the release, only an adoption can
-        // start the cohort. The adopted hold was granted to another process after the release, so others have had their
-        // turn.
+        // A single other process is next in any case and needs no debt. If `since` is set, the cohort has started again
+        // while the caller waited for the reply to the release. Only the adoption of a hold can do that, since no other
+        // thread of this process asks. The adopted hold belonged to another process after the release, so others have had
+        // their turn, and no debt begins.
         if others > 1 && self.since.is_none() {
             let until = now + self.tenure().saturating_mul(others);
             self.others = Others::First { until };

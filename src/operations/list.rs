@@ -192,8 +192,8 @@ impl Locks {
             let exist = pass.rival(key).and_then(|_| exist.next());
             let is_its_own = match (pass, exist) {
                 (Pass::Bare, Some(Value::Int(n))) => *n >= 2,
-                // Permits may be taken although the semaphore's own key, which has the number of free permits, was
-                // deleted. If neither `a` nor `{a}` exists, `a` is listed.
+                // In the pass for `a`, the permits are listed as those of `a`, unless only `{a}` exists. They are also
+                // listed if neither exists: permits may be taken although the semaphore's own key was deleted.
                 (_, Some(Value::Int(n))) => *n != 1,
                 _ => true,
             };
