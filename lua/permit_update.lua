@@ -3,7 +3,7 @@
 -- KEYS[1]    permits   string: how many are available
 -- KEYS[2]    timeouts  sorted set: id -> epoch ms at which its permit expires; 922337203685477: never
 -- KEYS[3]    channel   where those who wait listen
--- KEYS[4]    request   string: 1 once this request has run
+-- KEYS[4]    request   string: 1 once this request has changed the lease
 -- KEYS[5…n]  answered  keys of earlier requests whose answers have arrived, at most four
 -- ARGV[1]    id        16 bytes
 -- ARGV[2]    lease_ms  integer > 0; how long the permit lives from now on

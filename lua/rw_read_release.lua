@@ -24,8 +24,8 @@
 --          needs. A TTL that is too long delays writers, since those of Redisson sleep until it ends. So with up to SOME (128)
 --          readers, all are checked in each of these cases:
 --          - The lock has no TTL.
---          - The lock's TTL is more than twice the longest life among the readers that were checked first, and the leaving
---            hold's own key would have lived for more than nine tenths of that TTL. Then the TTL was probably set for the
+--          - The lock's TTL is more than twice as long as the longest life among the readers that were checked first, and the
+--            key of the leaving hold had more than nine tenths of the lock's TTL left. Then that TTL was probably set for the
 --            leaving hold.
 --          - The lock's TTL is more than twice that longest life, and this is one release of about 16, chosen by chance.
 local owner, prefix = ARGV[1], ARGV[2]

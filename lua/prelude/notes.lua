@@ -28,8 +28,8 @@ elseif behind ~= other then
 end
 
 -- The reply to a waiter that has to wait. `ms` is the time until the obstacle ends (-1: not known). The waiter asks again
--- after `ms`, or earlier because of the note of its side: after `again_ms` if this run makes or extends that note, otherwise
--- when that note ends. If neither time is known, the reply is -1.
+-- after `ms`. If this run makes or extends the waiter's own note, it asks after `again_ms` if that is earlier. If another waiter
+-- of its side is noted, it asks when that note ends if that is earlier. If no time is known, the reply is -1.
 local function refused(ms)
   local look_ms = noted and noted_ms
   if note_ms > 0 and (not noted or noted == waiter) then

@@ -24,8 +24,8 @@ use crate::time::{self, Deadline};
 /// call does so only if the member is not the first, the call holds all earlier members, and somebody else has only just
 /// taken the refused one.
 ///
-/// The thread that took the refused member may have asked for all its members at once. It may still be refused an earlier
-/// one of these. If so, it releases the member.
+/// The thread that took the refused member may have asked for all its members at once. If that thread is then refused a
+/// member that precedes this one in the order, it releases this one.
 const UNDECIDED: Duration = Duration::from_millis(250);
 
 /// Pauses of up to 4 ms: between requests for a member that may soon be given back (see [`UNDECIDED`]), and before waiting

@@ -217,7 +217,8 @@ impl LockSpec {
     /// several locks; if it is refused another of these, it gives this one back. The result is `false` if the calling
     /// thread itself has the lock.
     ///
-    /// The age of a hold outside this client can be told only if its lease is as long as this handle's or the client's.
+    /// The age of a hold outside this client is its lease minus what is left of the lease. The lease is not known, so that
+    /// of this handle and that of the client are tried. If the hold has another lease, the result may be wrong.
     pub(crate) fn may_be_given_back(&self, by: InTheWay, span: Duration) -> bool {
         let session = self.session();
         let (Ok(entry), Ok((_, lease))) = (self.look(), self.lease_policy()) else {

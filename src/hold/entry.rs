@@ -22,9 +22,9 @@ use crate::protocol::owner::{OwnerId, OwnerNumber, Owners};
 /// Rules on which all users of an entry rely:
 ///
 /// 1. With the entry's mutex held no I/O is done and no code of the user runs. With it held, the mutexes of the following
-///    may be taken: a `QuorumHold` and its nodes, a hold, a waiter, the watchdog, the subscribers, the table of masters, the
-///    ledger, a connection, a call, the free entries, and the request keys. With any of these held, the entry's mutex may
-///    not be taken.
+///    may be taken: a `QuorumHold` and its nodes, a hold, a waiter, the watchdog, the subscribers, the table of masters,
+///    `Nodes::closed`, the ledger, a connection, a call, the free entries, and the request keys. With any of these held,
+///    the entry's mutex may not be taken.
 /// 2. A wakeup is stored with the mutex held, in the section that takes the thread off its queue or makes it the first
 ///    there. So a thread that finds itself off the queue has a wakeup.
 /// 3. The thread of that wakeup is notified once the mutex is released, since it would run into the mutex otherwise.

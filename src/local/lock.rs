@@ -254,8 +254,9 @@ impl<W: Clone, H: Holding, R> LocalLock<W, H, R> {
 
     /// A thread wants the lock; `queue` makes its waiter if the thread is willing to wait. A new reader may ask Redis
     /// although another reader of this process asks already, if the new one does not wait or is `readers_first`. The
-    /// reader that asks already may have to wait for a writer of another process. A new reader that does not wait gets its
-    /// answer at once, and a new reader with `readers_first` passes waiting writers.
+    /// reader that asks already may wait for a writer of another process, and a queued reader would wait with it. A reader
+    /// that does not wait asks by itself, since it needs its answer at once. A reader with `readers_first` asks by itself,
+    /// since it passes waiting writers.
     pub(crate) fn enter(
         &mut self,
         thread: u64,

@@ -118,10 +118,10 @@ impl<W: Clone, R> LocalSemaphore<W, R> {
     /// was handed permits while its request was on its way, nothing is recorded for the queue.
     ///
     /// `are_handed_over`: permits of this kind are handed over among threads. If so, the refusal ends the cohort: other
-    /// processes probably have the missing permits. The price: if threads of this process have all the missing permits,
-    /// the cohort ends although no other process may want any. If the cohort has ended, the tenure counts as over. Then
-    /// the thread that asks after the next release to Redis first waits for the reply to that release, which costs a round
-    /// trip.
+    /// processes probably have the missing permits. If not, the cohort goes on. The price: if threads of this process have
+    /// all the missing permits, the cohort ends although no other process may want any. If the cohort has ended, the
+    /// tenure counts as over. Then the thread that asks after the next release to Redis first waits for the reply to that
+    /// release, which costs a round trip.
     pub(crate) fn record_refusal(&mut self, ticket: u64, are_handed_over: bool) {
         if self.queue.is_first(ticket)
             && let Some(first) = self.queue.front_mut()

@@ -47,8 +47,8 @@ struct WaiterState<W> {
 /// The events that a thread awaits once Redis has refused its request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Signals {
-    /// How often [`Listener::message`] was called: for a message on the thread's channel, a cancelled token, a closed
-    /// client, or a lost place in a fair queue.
+    /// How often [`Listener::message`] was called: for example for a message on the thread's channel, a cancelled token, a
+    /// closed client, or a lost place in a fair queue.
     pub(crate) messages: u64,
     /// The server has confirmed the subscription, or rejected it; false again once the subscription is lost.
     pub(crate) is_answered: bool,

@@ -192,8 +192,9 @@ impl Locks {
             let exist = pass.rival(key).and_then(|_| exist.next());
             let is_its_own = match (pass, exist) {
                 (Pass::Bare, Some(Value::Int(n))) => *n >= 2,
-                // In the pass for `a`, the permits are listed as those of `a`, unless only `{a}` exists. They are also
-                // listed if neither exists: permits may be taken although the semaphore's own key was deleted.
+                // The pass `Braced` lists the permits as those of `a`, unless only `{a}` exists. It also lists them if
+                // neither exists: permits may be taken although the semaphore's own key was deleted. The pass `Bare` lists
+                // them as those of `{a}` if `{a}` exists.
                 (_, Some(Value::Int(n))) => *n != 1,
                 _ => true,
             };

@@ -121,9 +121,9 @@ impl Nodes {
         }
     }
 
-    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`. A connection may
-    /// also be silent for at most `most`: the limit for silence is half of `command_timeout`, which is reduced to `2 *
-    /// most` here if it is longer.
+    /// Separate connections to the same masters, for another purpose. Connecting takes at most `most`. A connection is
+    /// given up after a silence of `most` at the latest. The limit for silence is half of `command_timeout`, so
+    /// `command_timeout` is reduced to `2 * most` here if it is longer than that.
     pub(crate) fn for_role(&self, role: &'static str, most: Duration) -> Arc<Self> {
         let settings = Settings {
             connect_timeout: self.settings.connect_timeout.min(most),

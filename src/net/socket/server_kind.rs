@@ -42,8 +42,10 @@ impl Endpoint {
         }
     }
 
-    /// `hello` is the server's answer to `HELLO`, or `None` if it refused. Returns an error if it is no single master.
-    /// `ROLE` comes before, so as a rule everything is known or refused by now, and no later connection asks.
+    /// `hello` is the server's answer to `HELLO`, or `None` if it refused. Returns an error if it is no single master. The
+    /// answer to `ROLE` normally precedes this one, so the kind of the server is known now, or the user may not ask. No
+    /// later connection asks again. If the server was not ready for `ROLE`, the greeting repeats `ROLE` over this
+    /// connection.
     pub(super) fn record_hello(&self, hello: Option<&Value>) -> RedisResult<()> {
         if let Some(Value::Array(parts)) = hello {
             self.judge(ServerKind::by_hello(parts))?;

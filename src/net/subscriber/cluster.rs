@@ -17,8 +17,9 @@ impl Subscriber {
         self.leave_moved();
     }
 
-    /// The table of the masters has changed, perhaps after the caller chose this node. Sends away those who wait on
-    /// channels that another node has. Ends the thread if no channel is left and the node is no master.
+    /// Called when the table of the masters has changed. `Subscribers::subscribe` also calls this if the table changed
+    /// after it had chosen this node. Sends away those who wait on channels that another node has. Ends the thread if no
+    /// channel is left and the node is no master.
     pub(in crate::net) fn masters_changed(&self) {
         self.leave_moved();
         let mut state = self.state.lock();
