@@ -18,5 +18,7 @@ pub(crate) mod socket;
 pub(crate) mod strange;
 pub(crate) mod subscriber;
 pub(crate) mod subscribers;
+#[cfg(test)]
+mod tests;
 pub(crate) mod text;
 mod write_queue;

@@ -8,6 +8,7 @@ use crate::net::call::{Deferred, DeferredInfo, OnReply};
 use crate::net::request::{Request, Script};
 use crate::net::slot::slot_of;
 use crate::net::socket::Endpoint;
+use crate::net::tests::Nobody;
 use crate::net::text::Text;
 use crate::verdict::Redirection;
 
@@ -24,14 +25,6 @@ impl OnReply for Releases {
     fn given_up(&self, _: &DeferredInfo, _: &RedisError) {
         self.given_up.fetch_add(1, Ordering::SeqCst);
     }
-}
-
-struct Nobody;
-
-impl crate::net::connection::Housekeeper for Nobody {
-    fn housekeep_soon(&self) {}
-
-    fn housekeep_now(&self) {}
 }
 
 /// A client's connections to nodes that are unreachable.

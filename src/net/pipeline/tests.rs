@@ -5,19 +5,10 @@ use std::sync::LazyLock;
 use crate::net::call::{Attempt, Deferred, DeferredInfo, Undo};
 use crate::net::request::Request;
 use crate::net::slot::slot_of;
+use crate::net::tests::Patient;
 use crate::net::text::Text;
 
 static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("release"));
-
-struct Silent;
-
-impl OnReply for Silent {
-    fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
-
-    fn given_up(&self, _: &DeferredInfo, why: &RedisError) {
-        panic!("given up: {why}");
-    }
-}
 
 fn release(now: Instant) -> Arc<Call> {
     Call::deferred(Deferred {
@@ -68,7 +59,7 @@ fn a_release_that_belongs_elsewhere_leaves_and_counts_as_never_sent() {
         assert_eq!(call.node(), 1);
         let code = if is_asking { "ASK" } else { "MOVED" };
         let reply = says(&format!("-{code} {slot} 127.0.0.1:7002"));
-        let Received::Of(replied) = here.reply(reply, now, &Silent) else {
+        let Received::Of(replied) = here.reply(reply, now, &Patient) else {
             panic!("it was asked for");
         };
         assert!(replied.is_elsewhere && !ledger.is_empty());
@@ -78,13 +69,13 @@ fn a_release_that_belongs_elsewhere_leaves_and_counts_as_never_sent() {
             let asked = ledger.take_asked();
             assert!(asked.len() == 1 && there.submit(&asked[0], now));
             assert!(matches!(
-                there.reply(says("+OK"), now, &Silent),
+                there.reply(says("+OK"), now, &Patient),
                 Received::Part
             ));
         }
         assert!(ledger.is_empty());
         assert_eq!(call.node(), 0);
-        there.reply(says(":1"), now, &Silent);
+        there.reply(says(":1"), now, &Patient);
         assert!(matches!(call.outcome(), Some(Ok(_))));
     }
 }
@@ -100,7 +91,7 @@ fn an_acquire_goes_behind_a_release_that_a_node_asks_for() {
     let (released, acquire) = (release(now), attempt());
     assert!(here.submit(&released, now));
     let asks = says(&format!("-ASK {} 127.0.0.1:7002", slot_of(b"k")));
-    here.reply(asks, now, &Silent);
+    here.reply(asks, now, &Patient);
     acquire.redirect(Some(0));
     assert!(there.submit(&acquire, now));
     let sent = &there.in_flight().expect("a connection").awaiting;
@@ -152,7 +143,7 @@ fn an_attempt_waits_once_for_the_many_that_were_given_up_before_it() {
             assert!(pipeline.submit(&patient, now), "it has waited");
         }
         for _ in 0..=given_up {
-            pipeline.reply(says(":1"), now, &Silent);
+            pipeline.reply(says(":1"), now, &Patient);
         }
         assert!(undo.outcome().is_some() && pipeline.backlog_end().is_none());
         assert!(pipeline.submit(&later, now), "there is no backlog any more");
@@ -191,7 +182,7 @@ fn asking_goes_in_front_and_its_reply_does_not_count() {
     let sent = String::from_utf8(bytes).expect("text");
     assert!(sent.starts_with("*1\r\n$6\r\nASKING\r\n*"), "{sent}");
     assert_eq!(sent.matches("ASKING").count(), 1);
-    let mut reply = |line: &str| pipeline.reply(says(line), now, &Silent);
+    let mut reply = |line: &str| pipeline.reply(says(line), now, &Patient);
     // A refusal of it is no reply to the command either.
     assert!(matches!(reply("-ERR unknown command"), Received::Part));
     assert!(asked.outcome().is_none());
@@ -244,7 +235,7 @@ fn a_release_that_is_rejected_for_now_is_sent_again_after_a_rest() {
     let mut pipeline = pipeline_to(0);
     pipeline.connected(now);
     assert!(pipeline.submit(&release(now), now));
-    pipeline.reply(says("-LOADING Redis is loading"), now, &Silent);
+    pipeline.reply(says("-LOADING Redis is loading"), now, &Patient);
     for (at, due) in [(now, 0), (now + REST / 2, 0), (now + REST, 1)] {
         pipeline.feed(at);
         assert_eq!(pipeline.in_flight().expect("a connection").due(), due);
@@ -279,7 +270,7 @@ fn a_batch_is_taken_once_the_former_is_answered() {
     let query = Call::question(Request::command("asking", &["PING"]));
     assert!(pipeline.submit(&query, now), "other commands go in between");
     for answered in 1..=AT_ONCE {
-        pipeline.reply(says(":1"), now, &Silent);
+        pipeline.reply(says(":1"), now, &Patient);
         let due = pipeline.in_flight().expect("a connection").due();
         assert_eq!(
             due,

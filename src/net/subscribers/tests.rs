@@ -2,28 +2,13 @@ use super::*;
 
 use std::time::{Duration, Instant};
 
-use redis::{RedisError, Value};
-
 use crate::config::server::Server;
-use crate::net::call::{DeferredInfo, OnReply};
-use crate::net::connection::Housekeeper;
 use crate::net::slot::slot_of;
 use crate::net::socket::Endpoint;
+use crate::net::tests::Nobody;
 use crate::verdict::Redirection;
 
 struct Deaf;
-
-impl Housekeeper for Deaf {
-    fn housekeep_soon(&self) {}
-
-    fn housekeep_now(&self) {}
-}
-
-impl OnReply for Deaf {
-    fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
-
-    fn given_up(&self, _: &DeferredInfo, _: &RedisError) {}
-}
 
 impl Listener for Deaf {
     fn message(&self) {}
@@ -58,8 +43,8 @@ fn there_is_a_thread_for_each_master_at_which_somebody_waits_and_no_other() {
         connect_timeout: timeout,
         command_timeout: timeout,
         counters: Arc::default(),
-        housekeeper: Arc::new(Deaf),
-        on_reply: Arc::new(Deaf),
+        housekeeper: Arc::new(Nobody),
+        on_reply: Arc::new(Nobody),
     };
     let subscribers = Subscribers::new(Arc::clone(&map), settings);
     let channels: [Arc<str>; 3] = ["a", "b", "c"].map(Arc::from);

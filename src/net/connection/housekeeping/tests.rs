@@ -3,32 +3,17 @@ use std::sync::Arc;
 
 use std::sync::LazyLock;
 
-use redis::{RedisError, Value};
-
 use crate::config::server::Server;
-use crate::net::call::{Deferred, DeferredInfo, OnReply};
-use crate::net::connection::{Housekeeper, Settings};
+use crate::net::call::{Deferred, DeferredInfo};
+use crate::net::connection::Settings;
 use crate::net::ledger::Ledger;
 use crate::net::masters::Masters;
 use crate::net::request::Script;
 use crate::net::socket::Endpoint;
+use crate::net::tests::Nobody;
 use crate::net::text::Text;
 
 static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new("return 0"));
-
-struct Nobody;
-
-impl Housekeeper for Nobody {
-    fn housekeep_soon(&self) {}
-
-    fn housekeep_now(&self) {}
-}
-
-impl OnReply for Nobody {
-    fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
-
-    fn given_up(&self, _: &DeferredInfo, _: &RedisError) {}
-}
 
 /// A connection to a server that is unreachable.
 pub(in crate::net::connection) fn connection(node: usize) -> Connection {

@@ -7,27 +7,18 @@ use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
 
-use crate::net::call::{CallPhase, Deferred, DeferredInfo, OnReply};
+use crate::net::call::{CallPhase, Deferred, DeferredInfo};
 use crate::net::ledger::Ledger;
 use crate::net::pipeline::{Pipeline, Received};
 use crate::net::request::{Request, Script};
 use crate::net::slot::slot_of;
+use crate::net::tests::Patient;
 use crate::net::text::Text;
 use crate::search::{Digest, Explore, asked_for, explore};
 use crate::verdict::Redirection;
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
 static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-struct Silent;
-
-impl OnReply for Silent {
-    fn released(&self, _: &DeferredInfo, _: &Value, _: bool) {}
-
-    fn given_up(&self, _: &DeferredInfo, why: &RedisError) {
-        panic!("given up: {why}");
-    }
-}
 
 /// A release of a name whose slot is at the first node, and may move to the second; and queries.
 const RELEASE: usize = 0;
@@ -299,7 +290,7 @@ impl World {
                 Reply::Later => parsed("-LOADING not yet"),
                 Reply::Moved => parsed(&format!("-MOVED {} h:{}", slot_of(b"k"), 1 - at)),
             };
-            let Received::Of(replied) = node.pipeline.reply(value, *BEGIN, &Silent) else {
+            let Received::Of(replied) = node.pipeline.reply(value, *BEGIN, &Patient) else {
                 panic!("it was asked for");
             };
             has_own |= self.threads[t].waits_for == Some(self.id(&replied.call));
