@@ -44,11 +44,12 @@ if places ~= timed then
   end
 end
 
--- Every client refreshes its places each third of `waiter_ms`. If even the latest refresh is over `waiter_ms / 2` ago, Redis
--- was unreachable or all waiters died. An outage must not cost places, so every place lives for `waiter_ms` more. There is no
--- second extension before somebody has refreshed again. The extension sets the score of every place, and of the member '', to
--- `now + waiter_ms - 1`. A refresh gives `now + waiter_ms`, which is higher even in the same millisecond. So if the score of
--- '' is still the highest, nobody has refreshed since the extension.
+-- Every client refreshes its places each third of `waiter_ms`, which sets their scores to `now + waiter_ms`. If the highest
+-- score is below `now + waiter_ms / 2`, even the latest refresh was over `waiter_ms / 2` ago: Redis was unreachable, or all
+-- waiters died. An outage must not cost places, so every place lives for `waiter_ms` more. There is no second extension
+-- before somebody has refreshed again. The extension sets the score of every place, and of the member '', to
+-- `now + waiter_ms - 1`. A refresh gives a higher score, even in the same millisecond. So if the score of '' is still the
+-- highest, nobody has refreshed since the extension.
 if latest and tonumber(latest) < now + waiter_ms / 2 and redis.call('zscore', KEYS[4], '') ~= latest then
   -- ZREM needs no memory, and after a script's first write Redis no longer rejects writes for lack of memory: so the ZADDs
   -- below succeed.

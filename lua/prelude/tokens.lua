@@ -15,9 +15,8 @@ local function draw(count, token_ttl_ms)
   local first
   local last = tonumber(token)
   if last + count < 2 ^ 53 then
-    -- Tokens are not below the clock, so they increase even if the counter expired, was evicted or came back from an old
-    -- copy. Their lead over the clock is kept short, because a counter that is lost starts again at the clock, without
-    -- that lead.
+    -- Tokens are not below the clock, so they increase even if the counter expired. If it was evicted, or came back from an
+    -- old copy, they increase once the clock has passed the tokens drawn before. So their lead over the clock is kept short.
     local time = redis.call('time')
     local now = time[1] * 1000000 + time[2]
     first = math.max(last + 1, now)
